@@ -1,0 +1,1 @@
+"""Normalizing flows on spheres."""

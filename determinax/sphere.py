@@ -1,0 +1,32 @@
+r"""Directions: uniform points and orthonormal frames on the unit sphere $S^{n-1}$.
+
+Points are columns, the batch is the last axis: an `(n, num)` array is what a matrix multiplies,
+and XLA's CPU backend reduces fast over the first axis.
+"""
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float, PRNGKeyArray
+
+
+def uniform(key: PRNGKeyArray, n: int, num: int, dtype=float) -> Float[Array, "n num"]:
+    r"""`num` independent uniform points on $S^{n-1}$, as columns.
+
+    $S^0 = \{-1, 1\}$ for `n = 1`.
+    """
+    z = jax.random.normal(key, (n, num), dtype)
+    return z / jnp.linalg.norm(z, axis=0)
+
+
+def frame(key: PRNGKeyArray, n: int, k: int | None = None, dtype=float) -> Float[Array, "n k"]:
+    r"""A uniform (Haar) orthonormal frame of `k <= n` directions, as columns; full by default.
+
+    Each column alone is uniform on $S^{n-1}$; together they spread out more evenly than
+    independent points, which is what cancels the first-order noise of a determinant estimate.
+    """
+    k = n if k is None else k
+    if not 1 <= k <= n:
+        raise ValueError(f"a frame in {n} dimensions has 1 to {n} directions, not {k}")
+    q, r = jnp.linalg.qr(jax.random.normal(key, (n, k), dtype))
+    # LAPACK fixes the signs of R's diagonal by its own rule; undo that, else q is not Haar
+    return q * jnp.where(jnp.diagonal(r) < 0, -1, 1).astype(dtype)
