@@ -1,0 +1,306 @@
+r"""Moments of log-weights -> `Estimate`: mean, error, bounds, diagnostics, verdict. Numbers only.
+
+An `Estimate` is a pytree of arrays, so that `jit`, `vmap` and `grad` pass through it; what needs to
+look at values (the Pareto fit, the verdict) is computed when asked for, outside of tracing.
+"""
+
+import dataclasses
+import math
+from typing import Any
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+import scipy.stats
+from jaxtyping import Array, Bool, Float
+
+from determinax import moments as mo
+from determinax import verdict
+from determinax.verdict import Status
+
+
+class UnreliableEstimateError(ValueError):
+    """An unreliable estimate was asked for its number."""
+
+
+class Estimate(eqx.Module):
+    r"""An estimate of $\log|\det A|$ (or of a log-volume) with its error, bounds, cost and verdict.
+
+    Under `jit`, `vmap` or `grad` the array fields are traced; `status`, `reasons`, `interval` and
+    `pareto_k` look at values and belong outside. A batch from `vmap` is taken apart by indexing.
+
+    **Fields:**
+
+    - `log_abs_det`: the estimate, in nats.
+    - `standard_error`: of `log_abs_det`: the delta method over independent groups of weights
+        (sampling), over probes and with the quadrature's error (Lanczos), or rounding (exact).
+    - `kl_bound`, `importance_bound`: upper bounds *in expectation*, each with its own
+        `..._standard_error`; None for methods that have none.
+    - `lower_bound`: a lower bound in expectation; None without solves.
+    - `effective_sample_size`, `max_weight_share`: of the weights; None for methods without weights.
+    - `num_matvecs`: products spent, with the transpose included; `num_transposed` of them with it.
+    - `num_matvecs_dense`: the n products that would reveal A.
+    - `condition`: of the equilibrated matrix (exact methods only).
+    - `quadrature_change`: from half the depth, in standard errors of the probes (Lanczos only).
+    """
+
+    log_abs_det: Float[Array, ""]
+    standard_error: Float[Array, ""]
+    kl_bound: Float[Array, ""] | None = None
+    kl_bound_standard_error: Float[Array, ""] | None = None
+    importance_bound: Float[Array, ""] | None = None
+    importance_bound_standard_error: Float[Array, ""] | None = None
+    lower_bound: Float[Array, ""] | None = None
+    effective_sample_size: Float[Array, ""] | None = None
+    max_weight_share: Float[Array, ""] | None = None
+    equal_weights: Bool[Array, ""] | None = None
+    tail: Float[Array, " tail"] | None = None
+    condition: Float[Array, ""] | None = None
+    quadrature_change: Float[Array, ""] | None = None
+    method: str = eqx.field(static=True, default="")
+    num_matvecs: int = eqx.field(static=True, default=0)
+    num_transposed: int = eqx.field(static=True, default=0)
+    num_matvecs_dense: int = eqx.field(static=True, default=0)
+    num_groups: int = eqx.field(static=True, default=0)
+    num_batches: int = eqx.field(static=True, default=0)
+    factor: float = eqx.field(static=True, default=1.0)
+    notes: tuple[str, ...] = eqx.field(static=True, default=())
+    allow_unreliable: bool = eqx.field(static=True, default=False)
+
+    # -- figures that look at values --
+
+    @property
+    def abs_det(self) -> Float[Array, ""]:
+        """|det A| itself; it over- or underflows where its logarithm does not."""
+        return jnp.exp(self.log_abs_det)
+
+    @property
+    def pareto_k(self) -> float | None:
+        """The tail index of the weights, by arviz-stats: above 0.7 their mean is not to be trusted.
+
+        None where there are no weights, too few of them (under 25 groups), or all are equal.
+        """
+        self._require_scalar()
+        return None if self.tail is None else verdict.pareto_k(np.asarray(self.tail))
+
+    @property
+    def status(self) -> Status:
+        """`exact`, `ok`, `warn` or `unreliable`; the table in docs/verdict.md has the rules."""
+        return self.verdict()[0]
+
+    @property
+    def reasons(self) -> tuple[str, ...]:
+        """Why the status is what it is: direction of the error, cure; then the method's notes."""
+        return self.verdict()[1] + self.notes
+
+    @property
+    def interval(self) -> tuple[float, float] | None:
+        """The 95 % interval of `log_abs_det`; None where the estimate is unreliable."""
+        if self.status == "unreliable":
+            return None
+        value, error = float(self.log_abs_det), float(self.standard_error)
+        freedom = self.num_groups - 1 if self.num_groups else math.inf
+        t = 1.96 if math.isinf(freedom) else float(scipy.stats.t.ppf(0.975, freedom))
+        return value - t * error, value + t * error
+
+    def certified_upper(self, delta: float = 0.05) -> float:
+        r"""An upper bound that holds with probability at least `1 - delta`, whatever the weights.
+
+        The means $W_1, \dots, W_R$ of R independent batches each have mean $1/|\det A|$, so their
+        product has mean $|\det A|^{-R}$, and by Markov's inequality
+        $\log|\det A| \le -\frac1R \sum_r \log W_r + \frac{1}{R}\log\frac1\delta$
+        with probability at least $1-\delta$: no central limit theorem, no moments.
+        """
+        if not (isinstance(delta, int | float) and 0 < delta < 1):
+            raise ValueError(f"delta is a probability between 0 and 1, not {delta!r}")
+        if self.importance_bound is None:
+            raise ValueError(f"the method {self.method} samples no weights: it has no certificate")
+        slack = self.factor * math.log(1 / delta) / self.num_batches
+        return float(self.importance_bound) + slack
+
+    def verdict(self) -> tuple[Status, tuple[str, ...]]:
+        """Status and reasons together."""
+        self._require_scalar()
+        error = float(self.standard_error)
+        return verdict.judge(
+            verdict.Figures(
+                log_abs_det=float(self.log_abs_det),
+                standard_error=error,
+                num_groups=self.num_groups,
+                equal_weights=bool(self.equal_weights),
+                effective_sample_size=_number(self.effective_sample_size),
+                max_weight_share=_number(self.max_weight_share),
+                pareto_k=self.pareto_k,
+                rounding=None if self.condition is None else error,
+                quadrature_change=_number(self.quadrature_change),
+            )
+        )
+
+    # -- as a number, text, JSON --
+
+    def value(self, *, allow_unreliable: bool = False) -> float:
+        """`log_abs_det` as a float; raises where unreliable, unless asked not to."""
+        status, reasons = self.verdict()
+        if status == "unreliable" and not (allow_unreliable or self.allow_unreliable):
+            raise UnreliableEstimateError(
+                f"this estimate is unreliable: {reasons[0]} "
+                "(estimate.value(allow_unreliable=True) gives the number all the same)"
+            )
+        return float(self.log_abs_det)
+
+    def __float__(self) -> float:
+        return self.value()
+
+    def __getitem__(self, index: Any) -> "Estimate":
+        return jax.tree.map(lambda leaf: leaf[index], self)
+
+    def __str__(self) -> str:
+        if self._is_batch_or_traced():
+            return f"Estimate(method={self.method}, log_abs_det={self.log_abs_det})"
+        status, reasons = self.verdict()
+        value, error = float(self.log_abs_det), float(self.standard_error)
+        lines = [f"log|det| = {_round_to(value, error)} ± {error:.2g}   [{status}, {self.method}]"]
+        interval = self.interval
+        if interval is not None and status != "exact":
+            low, high = (_round_to(end, error) for end in interval)
+            lines.append(f"  95 % interval {low} .. {high}")
+        if self.kl_bound is not None and status != "exact":
+            lines.append(
+                f"  certified < {self.certified_upper():.6g} (95 %), KL bound "
+                f"{float(self.kl_bound):.6g}; effective sample size "
+                f"{float(self.effective_sample_size or 0):.3g}, Pareto k {_show(self.pareto_k)}"
+            )
+        lines.append(f"  {self.cost}")
+        lines += [f"  - {reason}" for reason in reasons + self.notes]
+        return "\n".join(lines)
+
+    @property
+    def cost(self) -> str:
+        """The products spent, in words."""
+        transposed = f" ({self.num_transposed:,} transposed)" if self.num_transposed else ""
+        return f"{self.num_matvecs:,} products{transposed}; {self.num_matvecs_dense:,} reveal A"
+
+    def to_dict(self) -> dict[str, Any]:
+        """Everything as plain JSON types; what is not finite becomes None."""
+        status, reasons = self.verdict()
+        interval = self.interval
+        numbers = {
+            name: _plain(getattr(self, name))
+            for name in (
+                "log_abs_det",
+                "abs_det",
+                "standard_error",
+                "kl_bound",
+                "kl_bound_standard_error",
+                "importance_bound",
+                "importance_bound_standard_error",
+                "lower_bound",
+                "effective_sample_size",
+                "pareto_k",
+                "max_weight_share",
+                "condition",
+                "quadrature_change",
+            )
+        }
+        return {
+            "method": self.method,
+            "status": status,
+            "reasons": list(reasons + self.notes),
+            **numbers,
+            "interval": None if interval is None else [_plain(x) for x in interval],
+            "certified_upper_95": (
+                None if self.importance_bound is None else _plain(self.certified_upper())
+            ),
+            "num_matvecs": self.num_matvecs,
+            "num_transposed": self.num_transposed,
+            "num_matvecs_dense": self.num_matvecs_dense,
+        }
+
+    def with_notes(self, *notes: str) -> "Estimate":
+        """The same estimate with more to say."""
+        return dataclasses.replace(self, notes=self.notes + notes)
+
+    def _is_batch_or_traced(self) -> bool:
+        return isinstance(self.log_abs_det, jax.core.Tracer) or np.ndim(self.log_abs_det) > 0
+
+    def _require_scalar(self) -> None:
+        if isinstance(self.log_abs_det, jax.core.Tracer):
+            raise ValueError(
+                "status, reasons, interval and pareto_k look at values: "
+                "return the estimate from jit, vmap or grad and ask it outside"
+            )
+        if np.ndim(self.log_abs_det):
+            shape = np.shape(self.log_abs_det)
+            raise ValueError(f"this is a batch of estimates {shape}: take one, as estimate[0]")
+
+
+def from_moments(
+    moments: mo.Moments,
+    *,
+    num_groups: int,
+    groups_per_chunk: int,
+    n: int,
+    factor: float,
+    **fields: Any,
+) -> Estimate:
+    r"""The estimate $-\log \bar w$ and all that the moments say about it.
+
+    `n` is the dimension of the sphere's ambient space; `factor` is 1/2 for embedded complex
+    operators, whose weights estimate $|\det A|^{-2}$.
+    """
+    g = num_groups
+    mean = jnp.sum(moments.weights) / g
+    shift = jnp.where(jnp.isinf(moments.shift), 0, moments.shift)
+    log_mean = shift + jnp.log(mean)
+
+    log_center, log_error = mo.mean_and_error(moments.logs, moments.log_squares, g)
+    squares = jnp.sum(moments.squares)
+    weight_error = jnp.sqrt(jnp.maximum(squares / (g * mean**2) - 1, 0) / max(g - 1, 1))
+    # nearly equal weights: their second moment cancels; their logs have the same spread
+    _, group_error = mo.mean_and_error(moments.group_logs, moments.group_log_squares, g)
+    nearly_equal = (group_error * math.sqrt(g) < 0.03) | (g == 1)
+    error = jnp.where(nearly_equal, group_error, weight_error)
+
+    num_batches = mo.num_batches(g, groups_per_chunk, moments.batch)
+    batch_center, batch_error = mo.mean_and_error(
+        moments.batch_logs, moments.batch_log_squares, num_batches
+    )
+    spread = moments.shift - moments.smallest
+    tolerance = verdict.EQUAL_WEIGHTS * n * jnp.finfo(spread.dtype).eps
+    return Estimate(
+        log_abs_det=-factor * log_mean,
+        standard_error=factor * error,
+        kl_bound=-factor * (moments.pivot + log_center),
+        kl_bound_standard_error=factor * log_error,
+        importance_bound=-factor * (moments.pivot + batch_center),
+        importance_bound_standard_error=factor * batch_error,
+        effective_sample_size=g**2 * mean**2 / squares,
+        max_weight_share=1 / (g * mean),
+        equal_weights=(spread <= tolerance) & (g >= verdict.MIN_EQUAL),
+        tail=moments.tail,
+        num_groups=g,
+        num_batches=num_batches,
+        factor=factor,
+        **fields,
+    )
+
+
+def _number(x: Any) -> float | None:
+    return None if x is None else float(x)
+
+
+def _plain(x: Any) -> float | None:
+    return float(x) if x is not None and math.isfinite(float(x)) else None
+
+
+def _show(x: float | None) -> str:
+    return "-" if x is None else f"{x:.2f}"
+
+
+def _round_to(value: float, error: float) -> str:
+    """The value with one digit more than its error has."""
+    if not (math.isfinite(value) and math.isfinite(error)):
+        return f"{value:.6g}"
+    digits = 12 if error <= 0 else max(0, min(12, 1 - math.floor(math.log10(error))))
+    return f"{value:.{digits}f}"

@@ -1,0 +1,18 @@
+"""The methods, one a file, and the sentence that calls them: `log_abs_det(operator, method)`."""
+
+from determinax.methods.api import log_abs_det, log_volume
+from determinax.methods.auto import Auto
+from determinax.methods.base import AbstractMethod
+from determinax.methods.exact import Exact
+from determinax.methods.lanczos import Lanczos
+from determinax.methods.monte_carlo import MonteCarlo
+
+__all__ = [
+    "AbstractMethod",
+    "Auto",
+    "Exact",
+    "Lanczos",
+    "MonteCarlo",
+    "log_abs_det",
+    "log_volume",
+]
