@@ -44,7 +44,7 @@ class Exact(AbstractMethod):
         if ops.is_traced(inner):
             matrix = reveal(inner)
         else:
-            matrix = weights.guarded(eqx.filter_jit(reveal), inner)
+            matrix = weights.guarded(_compiled_reveal, inner)
             require_finite_columns(matrix)
         log_abs_det, condition = _square(matrix) if m == n else _tall(matrix)
         rounding = jnp.finfo(matrix.dtype).eps * condition
@@ -76,6 +76,9 @@ def reveal(operator: lx.AbstractLinearOperator) -> Inexact[Array, "m n"]:
     return jnp.moveaxis(blocks, 0, 1).reshape(operator.out_size(), -1)[:, :n]
 
 
+_compiled_reveal = eqx.filter_jit(reveal)
+
+
 def require_memory(m: int, n: int, dtype) -> None:
     """Say so before a dense matrix that cannot fit is allocated."""
     need = 3 * m * n * np.dtype(dtype).itemsize
@@ -97,6 +100,7 @@ def require_finite_columns(matrix: Array) -> None:
         )
 
 
+@jax.jit
 def _square(matrix: Inexact[Array, "n n"]) -> tuple[Array, Array]:
     """log|det| by LU of the equilibrated matrix, and that matrix' condition number.
 
@@ -123,6 +127,7 @@ def _square(matrix: Inexact[Array, "n n"]) -> tuple[Array, Array]:
     return log_abs_det, _condition(norm, inverse)
 
 
+@jax.jit
 def _tall(matrix: Inexact[Array, "m n"]) -> tuple[Array, Array]:
     """Half of log det A^T A by QR, columns scaled first."""
     cols = _binary_scale(matrix, axis=0)

@@ -69,7 +69,7 @@ class Lanczos(AbstractMethod):
                 "with a finite vector must be finite"
             )
         factor, n = ops.log_det_factor(operator), operator.in_size()
-        rounding = n * jnp.finfo(values.dtype).eps
+        rounding = n * jnp.finfo(operator.in_structure().dtype).eps
         error = jnp.std(values) / np.sqrt(max(self.num_probes - 1, 1))
         bias = jnp.abs(jnp.mean(halves) - jnp.mean(values)) if depth < n else jnp.zeros(())
         error, bias = jnp.maximum(error, rounding), jnp.maximum(bias - rounding, 0)
@@ -120,22 +120,28 @@ def _quadratures(operator, transpose, key, num_probes, depth, symmetric):
         nodes = decompose(operator, transpose, scale, depth)(probe)
         return nodes(depth), nodes(max(depth // 2, 1))
 
-    values, halves = jax.vmap(quadrature, in_axes=-1)(probes)
+    values, halves = jax.vmap(quadrature, in_axes=-1)(probes.astype(float))
     return n * values, n * halves, log_scale
 
 
 _compiled_quadratures = eqx.filter_jit(_quadratures)
 
 
-def _bidiagonal(operator, transpose, scale, depth):
-    def product(v):
-        return operator.mv(v) / scale
+def _scaled_product(operator, scale):
+    """Products in the operator's dtype, recurrences in the widest: matfree knows only that one."""
+    dtype = operator.in_structure().dtype
+    return lambda v: (operator.mv(v.astype(dtype)) / scale).astype(float)
 
+
+def _bidiagonal(operator, transpose, scale, depth):
+    product = _scaled_product(operator, scale)
     if ops.host_operators(operator):
         # matfree transposes by jax.vjp, which a callback to the host lacks: tell it how
         forward = product
         product = jax.custom_vjp(forward)
-        product.defvjp(lambda v: (forward(v), None), lambda _, u: (transpose.mv(u) / scale,))
+        product.defvjp(
+            lambda v: (forward(v), None), lambda _, u: (_scaled_product(transpose, scale)(u),)
+        )
     decompose = matfree.decomp.bidiag(depth, materialize=False, reortho="full")
 
     def apply(probe):
@@ -157,7 +163,7 @@ def _tridiagonal(operator, transpose, scale, depth):
     decompose = matfree.decomp.hessenberg(depth, reortho="full", custom_vjp=False)
 
     def apply(probe):
-        matrix = decompose(lambda v: operator.mv(v) / scale, probe).J_small
+        matrix = decompose(_scaled_product(operator, scale), probe).J_small
         diagonal, off = _cut(jnp.diagonal(matrix), jnp.diagonal(matrix, -1), definite=True)
 
         def nodes(d):

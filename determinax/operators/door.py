@@ -7,11 +7,9 @@ of length n to a real vector of length m, and `columns` multiplies a whole chunk
 
 import math
 from collections.abc import Callable
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
-import equinox as eqx
 import jax
-import jax.flatten_util
 import jax.numpy as jnp
 import jax.tree_util as jtu
 import lineax as lx
@@ -19,330 +17,20 @@ import numpy as np
 import scipy.sparse
 import scipy.sparse.linalg
 from jax.experimental.sparse import BCSR
-from jaxtyping import Array, Float, Inexact
 
-
-class OperatorError(ValueError):
-    """What is wrong with an operator, in one sentence that names the cure."""
-
-
-class Products(NamedTuple):
-    """How many products with A and with its transpose were spent."""
-
-    forward: int = 0
-    transposed: int = 0
-
-    @property
-    def total(self) -> int:
-        """All of them."""
-        return self.forward + self.transposed
-
-    def __add__(self, other: object) -> "Products":
-        if not isinstance(other, Products):
-            return NotImplemented
-        return Products(self.forward + other.forward, self.transposed + other.transposed)
-
-
-NO_PRODUCTS = Products()
-
-
-# --- operators that lineax lacks --------------------------------------------------------------
-
-
-class SparseLinearOperator(lx.AbstractLinearOperator):
-    """A SciPy sparse array as two compressed-row JAX arrays, one for each direction."""
-
-    matrix: BCSR
-    transposed: BCSR
-
-    def mv(self, vector):
-        """The product with one vector."""
-        return self.matrix @ vector
-
-    def mm(self, vectors):
-        """The product with a chunk of columns: 60 times faster here than `vmap` of `mv`."""
-        return self.matrix @ vectors
-
-    def as_matrix(self):
-        """The dense matrix."""
-        return self.matrix.todense()
-
-    def transpose(self):
-        """The transposed operator."""
-        return SparseLinearOperator(self.transposed, self.matrix)
-
-    def in_structure(self):
-        """The structure of a vector that it takes."""
-        return jax.ShapeDtypeStruct((self.matrix.shape[1],), self.matrix.dtype)
-
-    def out_structure(self):
-        """The structure of a vector that it gives."""
-        return jax.ShapeDtypeStruct((self.matrix.shape[0],), self.matrix.dtype)
-
-
-class _HostProducts:
-    """The products of a SciPy `LinearOperator` on rows of vectors, as XLA calls them back.
-
-    Compared by identity, so that it can be a static part of a compiled function. `failure` keeps
-    the exception that a product raised, since XLA passes on only its text.
-    """
-
-    def __init__(self, host: scipy.sparse.linalg.LinearOperator, dtype: np.dtype):
-        self.host, self.dtype = host, dtype
-        self.failure: BaseException | None = None
-
-    def forward(self, rows: Any) -> np.ndarray:
-        return self._call(self.host.matmat, rows, self.host.shape[0])
-
-    def transposed(self, rows: Any) -> np.ndarray:
-        # SciPy's rmatmat is the adjoint; the transpose is its conjugate
-        return self._call(lambda x: self.host.rmatmat(x.conj()).conj(), rows, self.host.shape[1])
-
-    def _call(self, product: Callable, rows: Any, size: int) -> np.ndarray:
-        try:
-            rows = np.asarray(rows)
-            x = rows.reshape(-1, rows.shape[-1]).T.astype(self.host.dtype)
-            y = np.asarray(product(x))
-            if y.shape != (size, x.shape[1]):
-                raise OperatorError(
-                    f"a block of products has shape {y.shape} where {(size, x.shape[1])} was due: "
-                    "make the LinearOperator return as many entries as it has rows"
-                )
-            return y.T.reshape(*rows.shape[:-1], size).astype(self.dtype)
-        except Exception as error:
-            self.failure = error
-            raise
-
-
-class HostLinearOperator(lx.AbstractLinearOperator):
-    """A SciPy `LinearOperator`, called on the host: JAX compiles around it."""
-
-    products: _HostProducts = eqx.field(static=True)
-    has_transpose: bool = eqx.field(static=True)
-    transposed: bool = eqx.field(static=True, default=False)
-
-    def mv(self, vector):
-        """The product with one vector; `vmap` makes it one call for the whole chunk."""
-        call = self.products.transposed if self.transposed else self.products.forward
-        return jax.pure_callback(call, self.out_structure(), vector, vmap_method="expand_dims")
-
-    def as_matrix(self):
-        """The dense matrix, column by column."""
-        return columns(self, jnp.eye(self.in_size(), dtype=self.products.dtype))
-
-    def transpose(self):
-        """The transposed operator, where SciPy's has `rmatvec`."""
-        if not self.has_transpose:
-            raise OperatorError(
-                "the operator has no transpose: give the SciPy LinearOperator an rmatvec, "
-                "or use a method that needs forward products only, such as MonteCarlo"
-            )
-        return HostLinearOperator(self.products, True, not self.transposed)
-
-    def in_structure(self):
-        """The structure of a vector that it takes."""
-        size = self.products.host.shape[0 if self.transposed else 1]
-        return jax.ShapeDtypeStruct((size,), self.products.dtype)
-
-    def out_structure(self):
-        """The structure of a vector that it gives."""
-        size = self.products.host.shape[1 if self.transposed else 0]
-        return jax.ShapeDtypeStruct((size,), self.products.dtype)
-
-
-class ConvolutionLinearOperator(lx.AbstractLinearOperator):
-    """A convolution layer (cross-correlation, stride 1) on flattened images; see `convolution`."""
-
-    kernel: Inexact[Array, "out in *window"]
-    image_shape: tuple[int, ...] = eqx.field(static=True)
-    padding: Literal["zero", "circular"] = eqx.field(static=True)
-
-    def mv(self, vector):
-        """The product with one flattened image, channels first."""
-        window = self.kernel.shape[2:]
-        image = vector.reshape(1, self.kernel.shape[1], *self.image_shape)
-        # even windows reach one further to the right, as "SAME" does
-        reach = [((k - 1) // 2, k // 2) for k in window]
-        if self.padding == "circular":
-            image = jnp.pad(image, [(0, 0), (0, 0), *reach], mode="wrap")
-            reach = [(0, 0)] * len(window)
-        return jax.lax.conv_general_dilated(
-            image, self.kernel, (1,) * len(window), reach, precision=jax.lax.Precision.HIGHEST
-        ).reshape(-1)
-
-    def as_matrix(self):
-        """The dense matrix, column by column."""
-        return columns(self, jnp.eye(self.in_size(), dtype=self.kernel.dtype))
-
-    def transpose(self):
-        """The transposed convolution."""
-        return lx.FunctionLinearOperator(self.mv, self.in_structure()).transpose()
-
-    def in_structure(self):
-        """The structure of a vector that it takes."""
-        size = self.kernel.shape[1] * math.prod(self.image_shape)
-        return jax.ShapeDtypeStruct((size,), self.kernel.dtype)
-
-    def out_structure(self):
-        """The structure of a vector that it gives."""
-        size = self.kernel.shape[0] * math.prod(self.image_shape)
-        return jax.ShapeDtypeStruct((size,), self.kernel.dtype)
-
-
-class FlatLinearOperator(lx.AbstractLinearOperator):
-    """An operator between pytrees, ravelled: vectors in, vectors out."""
-
-    inner: lx.AbstractLinearOperator
-
-    def mv(self, vector):
-        """The product with one ravelled input."""
-        image = self.inner.mv(_unravel(self.inner.in_structure(), vector))
-        return jax.flatten_util.ravel_pytree(image)[0]
-
-    def as_matrix(self):
-        """The dense matrix."""
-        return columns(self, jnp.eye(self.in_size(), dtype=self.in_structure().dtype))
-
-    def transpose(self):
-        """The transposed operator."""
-        return FlatLinearOperator(self.inner.transpose())
-
-    def in_structure(self):
-        """The structure of a vector that it takes."""
-        return _flat_structure(self.inner.in_structure())
-
-    def out_structure(self):
-        """The structure of a vector that it gives."""
-        return _flat_structure(self.inner.out_structure())
-
-
-class RealEmbedding(lx.AbstractLinearOperator):
-    r"""A complex operator on $\mathbb{C}^n$ as a real one on $\mathbb{R}^{2n}$, parts stacked.
-
-    Its determinant is $|\det A|^2$: log-determinants behind the door are halved. A product with the
-    embedding is one product with the complex operator.
-    """
-
-    inner: lx.AbstractLinearOperator
-
-    def mv(self, vector):
-        """The product with one stacked vector."""
-        real, imaginary = jnp.split(vector, 2)
-        image = self.inner.mv(jax.lax.complex(real, imaginary))
-        return jnp.concatenate([image.real, image.imag])
-
-    def mm(self, vectors):
-        """The product with a chunk of stacked columns."""
-        real, imaginary = jnp.split(vectors, 2)
-        image = columns(self.inner, jax.lax.complex(real, imaginary))
-        return jnp.concatenate([image.real, image.imag])
-
-    def as_matrix(self):
-        """The dense real matrix of twice the size."""
-        a = self.inner.as_matrix()
-        return jnp.block([[a.real, -a.imag], [a.imag, a.real]])
-
-    def transpose(self):
-        """The transpose of the embedding is the embedding of the adjoint."""
-        return RealEmbedding(_Conjugate(self.inner.transpose()))
-
-    def in_structure(self):
-        """The structure of a vector that it takes."""
-        return _double_real(self.inner.in_structure())
-
-    def out_structure(self):
-        """The structure of a vector that it gives."""
-        return _double_real(self.inner.out_structure())
-
-
-class _Conjugate(lx.AbstractLinearOperator):
-    """The complex conjugate of an operator, for any operator that has products."""
-
-    inner: lx.AbstractLinearOperator
-
-    def mv(self, vector):
-        return self.inner.mv(vector.conj()).conj()
-
-    def mm(self, vectors):
-        return columns(self.inner, vectors.conj()).conj()
-
-    def as_matrix(self):
-        return self.inner.as_matrix().conj()
-
-    def transpose(self):
-        return _Conjugate(self.inner.transpose())
-
-    def in_structure(self):
-        return self.inner.in_structure()
-
-    def out_structure(self):
-        return self.inner.out_structure()
-
-
-_OWN = (
-    SparseLinearOperator,
-    HostLinearOperator,
+from determinax.operators.kinds import (
+    OWN,
     ConvolutionLinearOperator,
     FlatLinearOperator,
+    HostLinearOperator,
+    HostProducts,
+    OperatorError,
+    Products,
     RealEmbedding,
-    _Conjugate,
+    SparseLinearOperator,
+    is_traced,
+    rows_columns,
 )
-
-for _cls in _OWN:
-    # lineax asks these of every operator; "don't know" is its False
-    for _question in (
-        lx.is_symmetric,
-        lx.is_diagonal,
-        lx.is_tridiagonal,
-        lx.has_unit_diagonal,
-        lx.is_lower_triangular,
-        lx.is_upper_triangular,
-        lx.is_positive_semidefinite,
-        lx.is_negative_semidefinite,
-    ):
-        _question.register(_cls)(lambda operator: False)
-    lx.linearise.register(_cls)(lambda operator: operator)
-    lx.materialise.register(_cls)(lambda operator: lx.MatrixLinearOperator(operator.as_matrix()))
-    lx.conj.register(_cls)(_Conjugate)
-
-
-# --- products ---------------------------------------------------------------------------------
-
-
-def columns(
-    operator: lx.AbstractLinearOperator, vectors: Inexact[Array, "n num"]
-) -> Inexact[Array, "m num"]:
-    """A whole chunk of products, one a column: one matrix-matrix product where that exists."""
-    if isinstance(operator, lx.MatrixLinearOperator):
-        return jnp.matmul(operator.matrix, vectors, precision=jax.lax.Precision.HIGHEST)
-    if isinstance(operator, SparseLinearOperator | RealEmbedding | _Conjugate):
-        return operator.mm(vectors)
-    return jax.vmap(operator.mv, in_axes=-1, out_axes=-1)(vectors)
-
-
-def rows_columns(operator: lx.AbstractLinearOperator) -> tuple[int, int]:
-    """The operator's shape (m, n) as the user counts it: a complex one by its complex size."""
-    inner = operator.inner if isinstance(operator, RealEmbedding) else operator
-    return inner.out_size(), inner.in_size()
-
-
-def log_det_factor(operator: lx.AbstractLinearOperator) -> float:
-    r"""What the log-determinant of the real operator is multiplied with: 1/2 where embedded."""
-    return 0.5 if isinstance(operator, RealEmbedding) else 1.0
-
-
-def is_traced(tree: Any) -> bool:
-    """Whether any array in the tree is a tracer: then values cannot be looked at."""
-    return any(isinstance(leaf, jax.core.Tracer) for leaf in jtu.tree_leaves(tree))
-
-
-def host_operators(tree: Any) -> list[HostLinearOperator]:
-    """The operators in the tree whose products run on the host."""
-    leaves = jtu.tree_leaves(tree, is_leaf=lambda x: isinstance(x, HostLinearOperator))
-    return [leaf for leaf in leaves if isinstance(leaf, HostLinearOperator)]
-
-
-# --- the door ---------------------------------------------------------------------------------
 
 
 def as_operator(
@@ -376,7 +64,7 @@ def admit(
     if example is not None and not _is_plain_callable(operator):
         raise OperatorError("example= goes with a callable operator only: leave it out here")
     spent = Products()
-    if isinstance(operator, _OWN):
+    if isinstance(operator, OWN):
         entered = operator
     elif isinstance(operator, lx.AbstractLinearOperator):
         entered, spent = _from_lineax(operator, check_linear)
@@ -418,41 +106,6 @@ def require_not_wide(operator: lx.AbstractLinearOperator) -> None:
         raise OperatorError(
             f"operator is {m}x{n}: more columns than rows, so its volume is 0; pass its transpose"
         )
-
-
-def convolution(
-    kernel: Any,
-    image_shape: tuple[int, ...],
-    padding: Literal["zero", "circular"] = "zero",
-) -> ConvolutionLinearOperator:
-    """A convolution layer of stride 1 that keeps the image's size, as an operator.
-
-    **Arguments:**
-
-    - `kernel`: one channel: the window itself, e.g. `(3, 3)`; many channels: `(out, in, 3, 3)`.
-    - `image_shape`: the image without channels, e.g. `(32, 32)`; one and three dimensions work too.
-    - `padding`: `"zero"` or `"circular"`.
-
-    As in deep learning this is a cross-correlation: the kernel is not flipped (the flipped one is
-    the transpose for zero padding and has the same determinant).
-    """
-    kernel = _inexact(kernel, "convolution kernel")
-    shape = tuple(_positive(size, "image_shape") for size in np.atleast_1d(np.asarray(image_shape)))
-    if padding not in ("zero", "circular"):
-        raise OperatorError(f'padding is "zero" or "circular", not {padding!r}')
-    if kernel.ndim == len(shape):
-        kernel = kernel[None, None]
-    if kernel.ndim != len(shape) + 2:
-        raise OperatorError(
-            f"a kernel of shape {kernel.shape} does not fit an image of shape {shape}: give the "
-            f"window alone ({len(shape)} axes) or (out, in, *window) ({len(shape) + 2} axes)"
-        )
-    _require_finite(kernel, "convolution kernel")
-    if padding == "circular" and any(k > s for k, s in zip(kernel.shape[2:], shape, strict=True)):
-        raise OperatorError(
-            f"a circular window of {kernel.shape[2:]} is larger than the image {shape}"
-        )
-    return ConvolutionLinearOperator(kernel, shape, padding)
 
 
 def _from_array(array: Any) -> lx.AbstractLinearOperator:
@@ -503,7 +156,7 @@ def _from_scipy(
         has_transpose = False
     except Exception as error:
         raise OperatorError("the operator raised while computing a transposed product") from error
-    operator = HostLinearOperator(_HostProducts(host, dtype), has_transpose)
+    operator = HostLinearOperator(HostProducts(host, dtype), has_transpose)
     spent = Products(0, int(has_transpose))
     if check_linear:
         spent += _check_linear(host.matvec, jax.ShapeDtypeStruct((n,), host.dtype))
@@ -702,20 +355,36 @@ def _shapes(structure: Any) -> Any:
     return shapes[0] if len(shapes) == 1 else shapes
 
 
-def _flat_structure(structure: Any) -> jax.ShapeDtypeStruct:
-    leaves = jtu.tree_leaves(structure)
-    dtype = jnp.result_type(*(leaf.dtype for leaf in leaves))
-    return jax.ShapeDtypeStruct((sum(math.prod(leaf.shape) for leaf in leaves),), dtype)
+def convolution(
+    kernel: Any,
+    image_shape: tuple[int, ...],
+    padding: Literal["zero", "circular"] = "zero",
+) -> ConvolutionLinearOperator:
+    """A convolution layer of stride 1 that keeps the image's size, as an operator.
 
+    **Arguments:**
 
-def _unravel(structure: Any, vector: Float[Array, " n"]) -> Any:
-    leaves, treedef = jtu.tree_flatten(structure)
-    ends = np.cumsum([math.prod(leaf.shape) for leaf in leaves])
-    parts = jnp.split(vector, ends[:-1])
-    return treedef.unflatten(
-        [p.reshape(leaf.shape).astype(leaf.dtype) for p, leaf in zip(parts, leaves, strict=True)]
-    )
+    - `kernel`: one channel: the window itself, e.g. `(3, 3)`; many channels: `(out, in, 3, 3)`.
+    - `image_shape`: the image without channels, e.g. `(32, 32)`; one and three dimensions work too.
+    - `padding`: `"zero"` or `"circular"`.
 
-
-def _double_real(structure: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
-    return jax.ShapeDtypeStruct((2 * structure.size,), jnp.finfo(structure.dtype).dtype)
+    As in deep learning this is a cross-correlation: the kernel is not flipped (the flipped one is
+    the transpose for zero padding and has the same determinant).
+    """
+    kernel = _inexact(kernel, "convolution kernel")
+    shape = tuple(_positive(size, "image_shape") for size in np.atleast_1d(np.asarray(image_shape)))
+    if padding not in ("zero", "circular"):
+        raise OperatorError(f'padding is "zero" or "circular", not {padding!r}')
+    if kernel.ndim == len(shape):
+        kernel = kernel[None, None]
+    if kernel.ndim != len(shape) + 2:
+        raise OperatorError(
+            f"a kernel of shape {kernel.shape} does not fit an image of shape {shape}: give the "
+            f"window alone ({len(shape)} axes) or (out, in, *window) ({len(shape) + 2} axes)"
+        )
+    _require_finite(kernel, "convolution kernel")
+    if padding == "circular" and any(k > s for k, s in zip(kernel.shape[2:], shape, strict=True)):
+        raise OperatorError(
+            f"a circular window of {kernel.shape[2:]} is larger than the image {shape}"
+        )
+    return ConvolutionLinearOperator(kernel, shape, padding)

@@ -1,0 +1,149 @@
+"""The command line: parse, call, print."""
+
+import json
+import os
+import pathlib
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from enum import StrEnum
+from typing import Annotated
+
+import typer
+
+app = typer.Typer(
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode="markdown",
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+BAD_INPUT, UNRELIABLE = 2, 3
+
+
+class MethodName(StrEnum):
+    """What `--method` takes."""
+
+    auto = "auto"
+    mc = "mc"
+    exact = "exact"
+    slq = "slq"
+
+
+def main() -> None:
+    """Run the command line."""
+    app()
+
+
+@app.callback(invoke_without_command=True)
+def about(
+    version: Annotated[bool, typer.Option("--version", help="Show the version and leave.")] = False,
+) -> None:
+    """Estimate log|det A| from matrix-vector products, with an error bar, a bound and a verdict.
+
+    Try `determinax demo`, then `determinax estimate matrix.npy`.
+    """
+    if version:
+        from determinax import __version__
+
+        print(f"determinax {__version__}")
+        raise typer.Exit
+
+
+@app.command()
+def estimate(
+    file: Annotated[pathlib.Path, typer.Argument(help="A matrix: .npy .npz .mtx .csv .txt")],
+    method: Annotated[
+        MethodName,
+        typer.Option(
+            help="auto: exact where the budget allows, else the best; mc: Monte Carlo; "
+            "exact: n products, then LU or QR; slq: stochastic Lanczos quadrature."
+        ),
+    ] = MethodName.auto,
+    samples: Annotated[
+        int | None, typer.Option(help="Directions for mc (default 100,000), probes for slq (30).")
+    ] = None,
+    depth: Annotated[int, typer.Option(help="Lanczos steps for each probe of slq.")] = 30,
+    frames: Annotated[bool, typer.Option("--frames", help="mc with orthonormal frames.")] = False,
+    max_matvecs: Annotated[
+        int | None, typer.Option(help="The products that auto may spend.")
+    ] = None,
+    volume: Annotated[
+        bool, typer.Option("--volume", help="1/2 log det A^T A of a tall matrix.")
+    ] = False,
+    seed: Annotated[int, typer.Option(help="The random seed.")] = 0,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")] = False,
+) -> None:
+    """Estimate log|det A| of the matrix in FILE.
+
+    **Examples**
+
+        determinax estimate matrix.npy
+        determinax estimate matrix.npy --method mc --samples 1000000
+        determinax estimate sparse.npz --max-matvecs 500 --json
+        determinax estimate tall.csv --volume
+
+    Exit code 0: exact, ok or warn; 3: unreliable; 2: bad input.
+    """
+    with _bad_input_exits():
+        jax = _set_up_jax()
+        import determinax as dx
+        from determinax.files import read_matrix
+
+        matrix = read_matrix(file)
+        chosen = {
+            MethodName.auto: lambda: dx.Auto(max_matvecs),
+            MethodName.exact: dx.Exact,
+            MethodName.mc: lambda: dx.MonteCarlo(
+                100_000 if samples is None else samples, "frames" if frames else "independent"
+            ),
+            MethodName.slq: lambda: dx.Lanczos(30 if samples is None else samples, depth),
+        }[method]()
+        run = dx.log_volume if volume else dx.log_abs_det
+        result = run(matrix, chosen, key=jax.random.key(seed))
+        if as_json:
+            about = {"version": dx.__version__, "file": str(file), "seed": seed}
+            print(json.dumps({**about, **result.to_dict()}, indent=2))
+        else:
+            print(result)
+        if result.status == "unreliable":
+            raise typer.Exit(UNRELIABLE)
+
+
+@app.command()
+def demo(
+    samples: Annotated[int, typer.Option(help="Directions for Monte Carlo.")] = 100_000,
+    seed: Annotated[int, typer.Option(help="The random seed.")] = 0,
+) -> None:
+    """Every method on the paper's seven matrices, beside the truth and the paper's figures."""
+    with _bad_input_exits():
+        _set_up_jax()
+        from determinax.paper import demo as show
+
+        show.run(samples, seed)
+
+
+def _set_up_jax():
+    """64-bit, and compiled code kept between runs."""
+    import jax
+
+    jax.config.update("jax_enable_x64", True)
+    cache = pathlib.Path(os.environ.get("XDG_CACHE_HOME") or pathlib.Path.home() / ".cache")
+    jax.config.update("jax_compilation_cache_dir", str(cache / "determinax"))
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.1)
+    return jax
+
+
+@contextmanager
+def _bad_input_exits() -> Iterator[None]:
+    """One sentence on standard error and exit code 2, instead of a traceback."""
+    try:
+        yield
+    except (ValueError, TypeError) as error:
+        print(f"determinax: {error}", file=sys.stderr)
+        raise typer.Exit(BAD_INPUT) from None
+
+
+if __name__ == "__main__":
+    main()

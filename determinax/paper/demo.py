@@ -1,0 +1,75 @@
+"""`determinax demo`: every method on the paper's matrices, as a table."""
+
+import math
+import time
+
+import jax
+import numpy as np
+from rich import box
+from rich.console import Console
+from rich.progress import Progress
+from rich.table import Table
+
+from determinax.estimate import Estimate
+from determinax.methods import Exact, Lanczos, MonteCarlo, log_abs_det
+from determinax.methods.base import AbstractMethod
+from determinax.paper.matrices import MATRICES, MONTE_CARLO_ERROR, SAMPLES, PaperMatrix
+
+_COLOURS = {"exact": "green", "ok": "green", "warn": "yellow", "unreliable": "red"}
+
+
+def run(num_samples: int, seed: int) -> None:
+    """Estimate, then print the table."""
+    methods: dict[str, AbstractMethod] = {
+        "Exact": Exact(),
+        "Monte Carlo": MonteCarlo(num_samples),
+        "MC, frames": MonteCarlo(num_samples, "frames"),
+        "Lanczos": Lanczos(num_probes=100, depth=20),
+    }
+    console = Console(width=None if Console().is_terminal else 110)
+    table = Table(
+        title="|det A| of the paper's matrices (relative error, verdict)",
+        box=box.SIMPLE_HEAD,
+        caption="green: exact or ok; yellow: warn; red: unreliable, as it says itself",
+    )
+    table.add_column("matrix", style="bold")
+    table.add_column("truth", justify="right")
+    table.add_column("printed in\nthe paper", justify="right")
+    for name in methods:
+        table.add_column(name, justify="right")
+    costs: dict[str, tuple[str, float]] = {}
+    with Progress(console=Console(stderr=True), transient=True) as progress:
+        task = progress.add_task("estimating", total=len(MATRICES) * len(methods))
+        for item in MATRICES:
+            cells = []
+            for name, method in methods.items():
+                started = time.perf_counter()
+                key = jax.random.fold_in(jax.random.key(seed), len(cells))
+                estimate = log_abs_det(item.matrix, method, key=key, progress=False)
+                cells.append(_cell(item, estimate))
+                seconds = costs.get(name, ("", 0.0))[1] + time.perf_counter() - started
+                costs[name] = (f"{estimate.num_matvecs:,}", seconds)
+                progress.advance(task)
+            printed = "-" if item.printed_abs_det is None else f"{item.printed_abs_det:g}"
+            truth = f"{math.exp(item.log_abs_det):.6g}"
+            table.add_row(
+                f"{item.name}  {len(item.matrix)}x{len(item.matrix)}", truth, printed, *cells
+            )
+    table.add_section()
+    products = [f"{products}\n{seconds:.1f} s" for products, seconds in costs.values()]
+    table.add_row("products\ntime in all", "", "", *products, style="dim")
+    console.print(table)
+    if num_samples in SAMPLES:
+        at = SAMPLES.index(num_samples)
+        paper = ", ".join(f"{errors[at]} % on {name}" for name, errors in MONTE_CARLO_ERROR.items())
+        console.print(f"The paper's own Monte Carlo errors at {num_samples:,} samples: {paper}.")
+
+
+def _cell(item: PaperMatrix, estimate: Estimate) -> str:
+    error = np.expm1(float(estimate.log_abs_det) - item.log_abs_det)
+    colour = _COLOURS[estimate.status]
+    return f"{float(estimate.abs_det):.6g}\n[{colour}]{_percent(error)} {estimate.status}[/]"
+
+
+def _percent(error: float) -> str:
+    return f"{100 * error:+.1f} %" if abs(error) > 5e-4 else f"{100 * abs(error):.0e} %"

@@ -1,0 +1,177 @@
+"""Every method against closed forms and against numpy.linalg.slogdet."""
+
+import jax
+import jax.numpy as jnp
+import lineax as lx
+import numpy as np
+import pytest
+from registry import EQUAL_WEIGHTS, KINDS, MATRICES, near_isometry
+
+import determinax as dx
+
+KEY = jax.random.key(1)
+
+
+def truth(matrix):
+    return np.linalg.slogdet(matrix)[1]
+
+
+@pytest.mark.parametrize("name", MATRICES)
+@pytest.mark.parametrize("directions", ["independent", "frames"])
+def test_monte_carlo_is_within_its_error(name, directions):
+    matrix = MATRICES[name]
+    e = dx.log_abs_det(matrix, dx.MonteCarlo(40_000, directions), key=KEY)
+    assert e.status in ("ok", "exact")
+    assert abs(e.log_abs_det - truth(matrix)) < 4 * e.standard_error + 1e-12
+    assert e.standard_error < 0.02
+    assert e.interval[0] <= e.log_abs_det <= e.interval[1]
+    assert e.num_matvecs <= 40_000
+    assert e.num_matvecs_dense == len(matrix)
+
+
+@pytest.mark.parametrize("name", MATRICES)
+def test_exact_is_exact(name):
+    e = dx.log_abs_det(MATRICES[name], dx.Exact())
+    assert e.status == "exact"
+    np.testing.assert_allclose(e.log_abs_det, truth(MATRICES[name]), rtol=1e-13, atol=1e-13)
+    assert e.standard_error < 1e-13
+    assert e.num_matvecs == len(MATRICES[name])
+
+
+@pytest.mark.parametrize("name", MATRICES)
+def test_lanczos_is_within_its_error(name):
+    matrix = MATRICES[name]
+    e = dx.log_abs_det(matrix, dx.Lanczos(400, 10), key=KEY)
+    assert e.status == "ok"
+    assert abs(e.log_abs_det - truth(matrix)) < 4 * e.standard_error + 1e-12
+    assert e.standard_error < 0.1
+    assert e.num_transposed == e.num_matvecs / 2
+
+
+@pytest.mark.parametrize("name", EQUAL_WEIGHTS)
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_equal_weights_are_exact(name, dtype):
+    matrix = MATRICES[name].astype(dtype)
+    e = dx.log_abs_det(matrix, dx.MonteCarlo(1000), key=KEY)
+    assert e.status == "exact"
+    np.testing.assert_allclose(e.log_abs_det, truth(matrix), rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(
+    "method", [dx.MonteCarlo(2000), dx.MonteCarlo(2000, "frames"), dx.Exact()], ids=str
+)
+def test_the_kind_of_operator_does_not_change_the_estimate(kind, method):
+    matrix = near_isometry(6)
+    expected = dx.log_abs_det(matrix, method, key=KEY)
+    e = dx.log_abs_det(KINDS[kind](matrix), method, key=KEY)
+    np.testing.assert_allclose(e.log_abs_det, expected.log_abs_det, rtol=1e-10)
+    np.testing.assert_allclose(e.standard_error, expected.standard_error, rtol=1e-6, atol=1e-14)
+
+
+@pytest.mark.parametrize("kind", ["numpy", "csr", "scipy operator", "callable"])
+@pytest.mark.parametrize(
+    "method", [dx.MonteCarlo(40_000), dx.Exact(), dx.Lanczos(400, 12)], ids=str
+)
+def test_complex_operators_are_halved_embeddings(kind, method):
+    matrix = near_isometry(6) + 0.1j * near_isometry(6, seed=5)
+    e = dx.log_abs_det(KINDS[kind](matrix), method, key=KEY)
+    assert abs(e.log_abs_det - truth(matrix)) < 4 * e.standard_error + 1e-13
+    assert e.standard_error < 0.06
+    assert e.num_matvecs_dense == 6
+
+
+@pytest.mark.parametrize("shape", [(7, 3), (400, 5), (3, 3), (4, 1)])
+@pytest.mark.parametrize("method", [dx.MonteCarlo(40_000), dx.Exact(), dx.Lanczos(400)], ids=str)
+def test_log_volume_of_tall_operators(shape, method):
+    m, n = shape
+    rng = np.random.default_rng(3)
+    matrix = np.linalg.qr(rng.standard_normal((m, n)))[0] @ near_isometry(n)
+    e = dx.log_volume(matrix, method, key=KEY)
+    exact = 0.5 * truth(matrix.T @ matrix)
+    assert abs(e.log_abs_det - exact) < 4 * e.standard_error + 1e-12
+    assert e.standard_error < 0.05
+
+
+def test_definite_operators_cost_one_product_a_step():
+    a = near_isometry(8)
+    spd = jnp.asarray(a @ a.T)
+    tagged = lx.MatrixLinearOperator(spd, lx.positive_semidefinite_tag)
+    e = dx.log_abs_det(tagged, dx.Lanczos(400, 8), key=KEY)
+    assert abs(e.log_abs_det - truth(spd)) < 4 * e.standard_error
+    assert e.standard_error < 0.1
+    assert (e.num_matvecs, e.num_transposed) == (3200, 0)
+    negative = lx.MatrixLinearOperator(-spd, lx.negative_semidefinite_tag)
+    np.testing.assert_allclose(
+        dx.log_abs_det(negative, dx.Lanczos(400, 8), key=KEY).log_abs_det, e.log_abs_det, rtol=1e-9
+    )
+
+
+@pytest.mark.parametrize("scale", [1e200, 1e-200, 2.0**600])
+@pytest.mark.parametrize("method", [dx.MonteCarlo(1000), dx.Exact(), dx.Lanczos()], ids=str)
+def test_a_scale_shifts_the_result_by_n_log_c(scale, method):
+    matrix = near_isometry(10)
+    plain = dx.log_abs_det(matrix, method, key=KEY)
+    scaled = dx.log_abs_det(scale * matrix, method, key=KEY)
+    shift = scaled.log_abs_det - plain.log_abs_det
+    np.testing.assert_allclose(shift, 10 * np.log(scale), rtol=1e-12)
+    assert scaled.status == plain.status
+
+
+def test_eye_of_512_over_5e5_in_float32():
+    matrix = np.eye(512, dtype=np.float32) / 5e5
+    for method in (dx.MonteCarlo(100), dx.Exact(), dx.Lanczos(20, 5)):
+        e = dx.log_abs_det(matrix.astype(np.float32), method, key=KEY)
+        np.testing.assert_allclose(e.log_abs_det, -512 * np.log(5e5), rtol=1e-6)
+
+
+def test_frames_have_the_smaller_error_near_an_isometry():
+    matrix = near_isometry(10, 0.1)
+    single, frames = (
+        dx.log_abs_det(matrix, dx.MonteCarlo(10_000, d), key=KEY) for d in ("independent", "frames")
+    )
+    assert frames.standard_error < 0.5 * single.standard_error
+
+
+def test_fewer_directions_than_dimensions_make_one_partial_frame():
+    e = dx.log_abs_det(near_isometry(10), dx.MonteCarlo(4, "frames"), key=KEY)
+    assert e.num_matvecs == 4
+    assert e.status == "unreliable"
+
+
+def test_the_streamed_error_is_the_spread_over_keys():
+    matrix = jnp.asarray(near_isometry(5))
+    run = jax.jit(jax.vmap(lambda k: dx.log_abs_det(matrix, dx.MonteCarlo(500), key=k)))
+    e = run(jax.random.split(KEY, 2000))
+    ratio = np.std(e.log_abs_det) / np.mean(e.standard_error)
+    assert 0.93 < ratio < 1.07
+    bias = np.mean(np.exp(-e.log_abs_det)) * np.exp(truth(matrix)) - 1
+    assert abs(bias) < 4 * np.std(e.log_abs_det) / np.sqrt(2000)
+
+
+def test_auto_is_exact_where_the_budget_allows():
+    matrix = near_isometry(20)
+    for method in (dx.Auto(), dx.Auto(20), None):
+        e = dx.log_abs_det(matrix, method, key=KEY)
+        assert e.status == "exact"
+        assert "Auto chose Exact" in e.reasons[0]
+
+
+def test_auto_follows_the_pilot_run():
+    near, broad = near_isometry(200, 0.02), np.random.default_rng(0).standard_normal((200, 200))
+    first = dx.log_abs_det(near, dx.Auto(150), key=KEY)
+    assert "Auto chose MonteCarlo" in first.reasons[-1]
+    assert abs(first.log_abs_det - truth(near)) < 4 * first.standard_error
+    second = dx.log_abs_det(broad, dx.Auto(150), key=KEY)
+    assert "Auto chose Lanczos" in second.reasons[-1]
+    for e in (first, second):
+        assert 100 < e.num_matvecs <= 150
+
+
+def test_auto_without_transpose_samples():
+    operator = KINDS["scipy operator, forward only"](
+        np.random.default_rng(0).standard_normal((64, 64))
+    )
+    e = dx.log_abs_det(operator, dx.Auto(60), key=KEY)
+    assert "without a transpose" in e.reasons[-1]
+    assert e.status == "unreliable"

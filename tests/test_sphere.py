@@ -1,0 +1,43 @@
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from determinax import sphere
+
+KEY = jax.random.key(0)
+
+
+@pytest.mark.parametrize("n", [1, 2, 3, 10])
+def test_uniform_points_have_unit_norm_and_the_moments_of_the_sphere(n):
+    s = sphere.uniform(KEY, n, 20_000)
+    np.testing.assert_allclose(jnp.linalg.norm(s, axis=0), 1, rtol=1e-12)
+    # E s = 0 and E s s^T = I/n, in standard errors
+    assert np.all(np.abs(s.mean(axis=1)) < 5 / np.sqrt(n * 20_000))
+    np.testing.assert_allclose(s @ s.T / 20_000, np.eye(n) / n, atol=5 / np.sqrt(20_000) / n)
+
+
+@pytest.mark.parametrize(("n", "k"), [(1, 1), (2, 2), (5, 5), (5, 2), (33, 33)])
+def test_frames_are_orthonormal(n, k):
+    z = sphere.frame(KEY, n, k)
+    assert z.shape == (n, k)
+    np.testing.assert_allclose(z.T @ z, np.eye(k), atol=1e-13)
+
+
+def test_frames_are_haar_distributed():
+    frames = jax.vmap(lambda key: sphere.frame(key, 3))(jax.random.split(KEY, 20_000))
+    # LAPACK's own signs would make some entries one-sided
+    assert np.all(np.abs(frames.mean(axis=0)) < 5 / np.sqrt(3 * 20_000))
+    signs = np.sign(np.linalg.det(frames)).mean()
+    assert abs(signs) < 5 / np.sqrt(20_000)
+
+
+@pytest.mark.parametrize("k", [0, 4])
+def test_a_frame_of_impossible_size_is_refused(k):
+    with pytest.raises(ValueError, match="1 to 3 directions"):
+        sphere.frame(KEY, 3, k)
+
+
+def test_dtype_is_respected():
+    assert sphere.uniform(KEY, 3, 5, jnp.float32).dtype == jnp.float32
+    assert sphere.frame(KEY, 3, dtype=jnp.float32).dtype == jnp.float32

@@ -1,0 +1,166 @@
+import json
+import math
+
+import jax
+import numpy as np
+import pytest
+from registry import near_isometry
+
+import determinax as dx
+from determinax import verdict
+from determinax.verdict import Figures, judge
+
+KEY = jax.random.key(0)
+GOOD = Figures(
+    log_abs_det=1.0,
+    standard_error=0.01,
+    num_groups=10_000,
+    effective_sample_size=8000.0,
+    max_weight_share=0.001,
+    pareto_k=0.1,
+)
+
+
+def test_good_figures_are_ok():
+    assert judge(GOOD) == ("ok", ())
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["pareto_k", "effective_sample_size", "max_weight_share", "standard_error", "num_groups"],
+)
+def test_each_threshold_decides_alone(name):
+    limit = verdict.THRESHOLDS[name]
+    step = 1e-6 if name != "num_groups" else 1
+    up = 1 if limit.unreliable > limit.warn else -1
+    for bound, expected in ((limit.warn, "warn"), (limit.unreliable, "unreliable")):
+        status, reasons = judge(GOOD._replace(**{name: bound + up * step}))
+        assert status == expected
+        assert len(reasons) == 1
+        assert judge(GOOD._replace(**{name: bound - up * step}))[0] != expected
+
+
+def test_every_reason_has_a_direction_and_a_cure():
+    cases = [
+        GOOD._replace(**{name: limit.unreliable + (1 if limit.unreliable > limit.warn else -1)})
+        for name, limit in verdict.THRESHOLDS.items()
+        if name in Figures._fields
+    ]
+    for figures in cases:
+        for reason in judge(figures)[1]:
+            assert "too large" in reason or "either side" in reason
+            assert any(cure in reason for cure in ("take", "increase", "use", "proposal"))
+
+
+def test_nan_is_unreliable_whatever_else_is_said():
+    assert judge(GOOD._replace(log_abs_det=math.nan))[0] == "unreliable"
+    assert judge(GOOD._replace(standard_error=math.nan))[0] == "unreliable"
+
+
+@pytest.mark.parametrize("k", [0.2, 0.5, 0.9])
+def test_pareto_k_finds_the_shape_of_a_pareto_tail(k):
+    rng = np.random.default_rng(0)
+    log_w = k * rng.exponential(size=100_000)  # w = u^-k
+    tail = np.sort(log_w)[-950:]
+    assert abs(verdict.pareto_k(tail) - k) < 0.1
+
+
+def test_pareto_k_agrees_with_arviz_on_the_whole_sample():
+    from arviz_stats.base import array_stats
+
+    log_w = np.random.default_rng(1).standard_normal(10_000)
+    _, expected = array_stats.psislw(-log_w)
+    assert verdict.pareto_k(np.sort(log_w)[-301:]) == pytest.approx(float(expected), rel=1e-6)
+
+
+def test_pareto_k_has_nothing_to_say_of_few_or_equal_weights():
+    assert verdict.pareto_k(np.zeros(100)) is None
+    assert verdict.pareto_k(np.arange(5.0)) is None
+
+
+def test_a_hard_operator_is_called_unreliable_and_gives_no_interval():
+    hard = np.diag([1.0] * 9 + [1e-6])
+    e = dx.log_abs_det(hard, dx.MonteCarlo(10_000), key=KEY)
+    assert e.status == "unreliable"
+    assert e.interval is None
+    assert "too large" in e.reasons[0]
+    assert e.log_abs_det > np.linalg.slogdet(hard)[1]
+    with pytest.raises(dx.UnreliableEstimateError, match="unreliable"):
+        float(e)
+    assert e.value(allow_unreliable=True) == float(e.log_abs_det)
+    allowed = dx.log_abs_det(hard, dx.MonteCarlo(10_000), key=KEY, allow_unreliable=True)
+    assert float(allowed) == float(e.log_abs_det)
+
+
+@pytest.mark.parametrize("rank", [0, 1, 9])
+@pytest.mark.parametrize(
+    "method", [dx.MonteCarlo(10_000), dx.Exact(), dx.Lanczos(100, 10)], ids=str
+)
+def test_singular_operators_never_look_fine(rank, method):
+    rng = np.random.default_rng(0)
+    singular = rng.standard_normal((10, rank)) @ rng.standard_normal((rank, 10))
+    e = dx.log_abs_det(singular, method, key=KEY)
+    assert e.status == "unreliable"
+    assert e.interval is None
+
+
+def test_exact_knows_when_the_digits_are_gone():
+    hilbert = 1 / (1 + np.arange(14)[:, None] + np.arange(14))
+    assert dx.log_abs_det(hilbert, dx.Exact()).status == "unreliable"
+    assert dx.log_abs_det(hilbert[:6, :6], dx.Exact()).status == "exact"
+    single = dx.log_abs_det(hilbert[:6, :6].astype(np.float32), dx.Exact())
+    assert single.status in ("warn", "unreliable")
+    tall = np.vander(np.linspace(0, 1, 30), 25)
+    assert dx.log_volume(tall, dx.Exact()).status == "unreliable"
+
+
+def test_exact_is_not_fooled_by_scales():
+    e = dx.log_abs_det(np.diag([1e-150, 1.0, 1e150, 3.0]), dx.Exact())
+    assert e.status == "exact"
+    assert np.isclose(e.log_abs_det, np.log(3.0), rtol=1e-12)
+
+
+def test_a_quadrature_that_has_not_converged_is_unreliable():
+    values = np.geomspace(1e-6, 1, 300)
+    e = dx.log_abs_det(np.diag(values), dx.Lanczos(40, 6), key=KEY)
+    truth = np.sum(np.log(values))
+    assert e.status == "unreliable"
+    assert "quadrature" in e.reasons[0]
+    assert e.log_abs_det > truth
+
+
+def test_text_and_json_and_repr():
+    e = dx.log_abs_det(near_isometry(10), dx.MonteCarlo(5000), key=KEY)
+    text = str(e)
+    assert len(text.splitlines()) <= 6
+    for word in ("log|det|", "ok", "95 % interval", "5,000 products", "10 reveal A"):
+        assert word in text
+    data = json.loads(json.dumps(e.to_dict(), allow_nan=False))
+    assert data["status"] == "ok"
+    assert data["num_matvecs"] == 5000
+    assert data["log_abs_det"] == float(e.log_abs_det)
+    singular = dx.log_abs_det(np.zeros((3, 3)), dx.MonteCarlo(100), key=KEY)
+    assert json.loads(json.dumps(singular.to_dict(), allow_nan=False))["log_abs_det"] is None
+    assert "unreliable" in str(singular)
+
+
+@pytest.mark.parametrize("delta", [0, 1, -0.1, math.nan, "0.05"])
+def test_certificates_need_a_probability(delta):
+    e = dx.log_abs_det(near_isometry(4), dx.MonteCarlo(100), key=KEY)
+    with pytest.raises(ValueError, match="probability"):
+        e.certified_upper(delta)
+
+
+def test_methods_without_weights_have_no_certificate():
+    with pytest.raises(ValueError, match="no certificate"):
+        dx.log_abs_det(near_isometry(4), dx.Exact()).certified_upper()
+
+
+def test_certificates_hold_without_a_central_limit():
+    """Heavy tails: violations of the 80 % certificate stay below 20 %, in standard errors."""
+    matrix = np.diag([1.0, 1.0, 1.0, 0.05])
+    run = jax.jit(jax.vmap(lambda k: dx.log_abs_det(matrix, dx.MonteCarlo(64), key=k)))
+    batch = jax.device_get(run(jax.random.split(KEY, 1000)))
+    truth = np.log(0.05)
+    violations = np.mean([batch[i].certified_upper(0.2) < truth for i in range(1000)])
+    assert violations < 0.2 + 4 * np.sqrt(0.2 * 0.8 / 1000)
