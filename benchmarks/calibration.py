@@ -16,13 +16,18 @@ import determinax as dx
 
 DIMENSIONS = (2, 5, 10, 20)
 CONDITIONS = (1.5, 2.0, 3.0, 5.0, 10.0, 30.0)
+SPIKES = (0.8, 0.6, 0.5, 0.3, 0.1, 0.01)  # one small singular value among ones, n = 20
 SAMPLES = (1_000, 10_000)
 
 
 def operator_of_condition(key: jax.Array, n: int, condition: jax.Array) -> jax.Array:
-    """Random singular bases, singular values spaced evenly in their logarithm."""
+    """Random singular bases; singular values spaced evenly in their logarithm.
+
+    A condition below 1 stands for a spike: one singular value of that size among ones.
+    """
     left, right = (dx.sphere.frame(k, n) for k in jax.random.split(key))
-    values = jnp.exp(jnp.linspace(-0.5, 0.5, n) * jnp.log(condition))
+    even = jnp.exp(jnp.linspace(-0.5, 0.5, n) * jnp.log(condition))
+    values = jnp.where(condition < 1, jnp.ones(n).at[0].set(condition), even)
     return left @ jnp.diag(values) @ right.T
 
 
@@ -105,13 +110,23 @@ def report(rows: list[dict], seeds: int) -> str:
         HEADER.format("directions"),
     ]
     for directions in ("independent", "frames"):
-        chosen = [r for r in rows if r["directions"] == directions]
+        chosen = [r for r in rows if r["directions"] == directions and r["condition"] > 1]
         parts.append(line([directions], chosen))
     for name, title in (("condition", "By condition number"), ("n", "By dimension")):
         parts += [f"\n## {title} (independent directions)\n", HEADER.format(name)]
-        for value in sorted({r[name] for r in rows}):
-            chosen = [r for r in rows if r[name] == value and r["directions"] == "independent"]
+        independent = [r for r in rows if r["directions"] == "independent" and r["condition"] > 1]
+        for value in sorted({r[name] for r in independent}):
+            chosen = [r for r in independent if r[name] == value]
             parts.append(line([f"{value:g}"], chosen))
+    parts += [
+        "\n## One small singular value among ones, n = 20 (independent directions)\n",
+        HEADER.format("singular value, samples"),
+    ]
+    for value in SPIKES:
+        for num in SAMPLES:
+            chosen = [r for r in rows if (r["condition"], r["num_samples"]) == (value, num)]
+            parts.append(line([f"{value:g}, {num:,}"], chosen))
+    rows = [r for r in rows if r["condition"] > 1]
     parts += ["\n## Every cell (independent directions)\n", HEADER.format("n, condition, samples")]
     cells = sorted({(r["n"], r["condition"], r["num_samples"]) for r in rows})
     for n, condition, num in cells:
@@ -138,7 +153,8 @@ def main() -> None:
         for condition in CONDITIONS
         for num in SAMPLES
     ]
-    rows = [row for cell in track(cells) for row in run(*cell, arguments.seeds)]
+    cells += [(20, value, num, "independent") for value in SPIKES for num in SAMPLES]
+    rows = [row for cell in track(cells, "calibrating") for row in run(*cell, arguments.seeds)]
     arguments.out.parent.mkdir(parents=True, exist_ok=True)
     arguments.out.write_text(report(rows, arguments.seeds))
     print(arguments.out.read_text())

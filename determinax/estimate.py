@@ -13,6 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import scipy.stats
+from jax.core import Tracer
 from jaxtyping import Array, Bool, Float
 
 from determinax import moments as mo
@@ -38,7 +39,8 @@ class Estimate(eqx.Module):
     - `kl_bound`, `importance_bound`: upper bounds *in expectation*, each with its own
         `..._standard_error`; None for methods that have none.
     - `lower_bound`: a lower bound in expectation; None without solves.
-    - `effective_sample_size`, `max_weight_share`: of the weights; None for methods without weights.
+    - `effective_sample_size`, `max_weight_share`: of the weights, and `spread`: the standard
+        deviation of the log-weights; None for methods without weights.
     - `num_matvecs`: products spent, with the transpose included; `num_transposed` of them with it.
     - `num_matvecs_dense`: the n products that would reveal A.
     - `condition`: of the equilibrated matrix (exact methods only).
@@ -54,6 +56,7 @@ class Estimate(eqx.Module):
     lower_bound: Float[Array, ""] | None = None
     effective_sample_size: Float[Array, ""] | None = None
     max_weight_share: Float[Array, ""] | None = None
+    spread: Float[Array, ""] | None = None
     equal_weights: Bool[Array, ""] | None = None
     tail: Float[Array, " tail"] | None = None
     condition: Float[Array, ""] | None = None
@@ -131,6 +134,7 @@ class Estimate(eqx.Module):
                 equal_weights=bool(self.equal_weights),
                 effective_sample_size=_number(self.effective_sample_size),
                 max_weight_share=_number(self.max_weight_share),
+                spread=_number(self.spread),
                 pareto_k=self.pareto_k,
                 rounding=None if self.condition is None else error,
                 quadrature_change=_number(self.quadrature_change),
@@ -199,6 +203,7 @@ class Estimate(eqx.Module):
                 "effective_sample_size",
                 "pareto_k",
                 "max_weight_share",
+                "spread",
                 "condition",
                 "quadrature_change",
             )
@@ -222,10 +227,10 @@ class Estimate(eqx.Module):
         return dataclasses.replace(self, notes=self.notes + notes)
 
     def _is_batch_or_traced(self) -> bool:
-        return isinstance(self.log_abs_det, jax.core.Tracer) or np.ndim(self.log_abs_det) > 0
+        return isinstance(self.log_abs_det, Tracer) or np.ndim(self.log_abs_det) > 0
 
     def _require_scalar(self) -> None:
-        if isinstance(self.log_abs_det, jax.core.Tracer):
+        if isinstance(self.log_abs_det, Tracer):
             raise ValueError(
                 "status, reasons, interval and pareto_k look at values: "
                 "return the estimate from jit, vmap or grad and ask it outside"
@@ -266,8 +271,9 @@ def from_moments(
     batch_center, batch_error = mo.mean_and_error(
         moments.batch_logs, moments.batch_log_squares, num_batches
     )
-    spread = moments.shift - moments.smallest
-    tolerance = verdict.EQUAL_WEIGHTS * n * jnp.finfo(spread.dtype).eps
+    variance = jnp.maximum(jnp.sum(moments.direction_squares) / g - log_center**2, 0)
+    value_range = moments.shift - moments.smallest
+    tolerance = verdict.EQUAL_WEIGHTS * n * jnp.finfo(value_range.dtype).eps
     return Estimate(
         log_abs_det=-factor * log_mean,
         standard_error=factor * error,
@@ -277,7 +283,8 @@ def from_moments(
         importance_bound_standard_error=factor * batch_error,
         effective_sample_size=g**2 * mean**2 / squares,
         max_weight_share=1 / (g * mean),
-        equal_weights=(spread <= tolerance) & (g >= verdict.MIN_EQUAL),
+        spread=jnp.sqrt(variance),
+        equal_weights=(value_range <= tolerance) & (g >= verdict.MIN_EQUAL),
         tail=moments.tail,
         num_groups=g,
         num_batches=num_batches,

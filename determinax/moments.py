@@ -7,8 +7,8 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
-# 3 sqrt(S) tail draws are what the Pareto fit wants; past this many, a deeper tail is as good
-_MAX_TAIL = 4096
+# the Pareto fit wants up to 3 sqrt(S) tail draws; past this many, a deeper tail is as good
+_MAX_TAIL = 1024
 
 
 class Moments(eqx.Module):
@@ -25,6 +25,7 @@ class Moments(eqx.Module):
     squares: Float[Array, "2"]
     logs: Float[Array, "2"]  # of the directions' mean log-weight, for the KL bound
     log_squares: Float[Array, "2"]
+    direction_squares: Float[Array, "2"]  # of single log-weights, for their spread
     group_logs: Float[Array, "2"]  # of the groups' own log-weight
     group_log_squares: Float[Array, "2"]
     batch_logs: Float[Array, "2"]
@@ -53,6 +54,7 @@ def empty(num_groups: int, groups_per_chunk: int, dtype) -> Moments:
         squares=pair,
         logs=pair,
         log_squares=pair,
+        direction_squares=pair,
         group_logs=pair,
         group_log_squares=pair,
         batch_logs=pair,
@@ -93,6 +95,7 @@ def update(moments: Moments, log_w: Float[Array, "groups size"]) -> Moments:
         squares=_add(moments.squares * rescale**2, relative**2),
         logs=_add(moments.logs, logs),
         log_squares=_add(moments.log_squares, logs**2),
+        direction_squares=_add(moments.direction_squares, jnp.mean((log_w - pivot) ** 2, axis=1)),
         group_logs=_add(moments.group_logs, group_logs),
         group_log_squares=_add(moments.group_log_squares, group_logs**2),
         batch_logs=_add(moments.batch_logs, batches),

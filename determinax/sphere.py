@@ -9,12 +9,18 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, PRNGKeyArray
 
 
+def _normal(key: PRNGKeyArray, shape: tuple[int, int], dtype) -> Float[Array, "n num"]:
+    # float32 draws, twice as fast: a grid of 2^23 equally likely values for each coordinate moves
+    # a mean by some 1e-7 of itself, below the noise of any sample that fits in a lifetime
+    return jax.random.normal(key, shape, jnp.float32).astype(dtype)
+
+
 def uniform(key: PRNGKeyArray, n: int, num: int, dtype=float) -> Float[Array, "n num"]:
     r"""`num` independent uniform points on $S^{n-1}$, as columns.
 
     $S^0 = \{-1, 1\}$ for `n = 1`.
     """
-    z = jax.random.normal(key, (n, num), dtype)
+    z = _normal(key, (n, num), dtype)
     return z / jnp.linalg.norm(z, axis=0)
 
 
@@ -27,6 +33,6 @@ def frame(key: PRNGKeyArray, n: int, k: int | None = None, dtype=float) -> Float
     k = n if k is None else k
     if not 1 <= k <= n:
         raise ValueError(f"a frame in {n} dimensions has 1 to {n} directions, not {k}")
-    q, r = jnp.linalg.qr(jax.random.normal(key, (n, k), dtype))
+    q, r = jnp.linalg.qr(_normal(key, (n, k), dtype))
     # LAPACK fixes the signs of R's diagonal by its own rule; undo that, else q is not Haar
     return q * jnp.where(jnp.diagonal(r) < 0, -1, 1).astype(dtype)

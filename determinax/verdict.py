@@ -7,7 +7,7 @@ import math
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
-from arviz_stats.base import array_stats
+from arviz_stats.base.array import array_stats
 
 Status = Literal["exact", "ok", "warn", "unreliable"]
 
@@ -25,6 +25,8 @@ THRESHOLDS = {
     "max_weight_share": Threshold(0.1, 0.3),
     "standard_error": Threshold(0.25, 1.0),
     "num_groups": Threshold(100, 25),
+    # standard deviation of the log-weights; from here on more samples, not luck, must decide
+    "spread": Threshold(1.65, math.inf),
     "num_probes": Threshold(20, 4),
     # Lanczos: change of the quadrature from half its depth, in standard errors
     "quadrature_change": Threshold(0.5, 2.0),
@@ -32,6 +34,10 @@ THRESHOLDS = {
     "rounding": Threshold(1e-3, 0.1),
 }
 
+# Up to this spread every eigenvalue of the normalised A^T A lies above 1/2 (Var(log w) is at least
+# half the square of its distance from 1), so the weights' variance is finite. Beyond it only the
+# Pareto fit can tell, and that wants a long tail: so many independent draws.
+NARROW_SPREAD, BROAD_NUM_GROUPS = 0.35, 2000
 # log-weights whose range is rounding, in units of n times the dtype's epsilon
 EQUAL_WEIGHTS = 16
 # so many weights must agree before their equality means something
@@ -47,6 +53,7 @@ class Figures(NamedTuple):
     equal_weights: bool = False
     effective_sample_size: float | None = None
     max_weight_share: float | None = None
+    spread: float | None = None
     pareto_k: float | None = None
     rounding: float | None = None
     quadrature_change: float | None = None
@@ -91,7 +98,8 @@ def pareto_k(tail: np.ndarray) -> float | None:
     # fill up with the cutoff, and its fifth is exactly our tail
     padded = np.concatenate([np.full(4 * len(draws), below), weights])
     with np.errstate(all="ignore"):
-        k = float(array_stats.pareto_khat(padded[None], r_eff=200 / len(padded), tail="right"))
+        fit = array_stats.pareto_khat(padded[None], r_eff=200 / len(padded), tail="right")
+    k = float(np.asarray(fit))
     return k if math.isfinite(k) else None
 
 
@@ -116,6 +124,7 @@ def _sampling_findings(figures: Figures) -> list[tuple[str, str]]:
             findings.append((level, sentence))
 
     k, ess, share = figures.pareto_k, figures.effective_sample_size, figures.max_weight_share
+    spread = figures.spread
     groups, error = figures.num_groups, figures.standard_error
     if groups >= THRESHOLDS["num_groups"].unreliable:  # below that, none of the others means much
         look(
@@ -123,6 +132,12 @@ def _sampling_findings(figures: Figures) -> list[tuple[str, str]]:
             k,
             f"The weights are heavy-tailed (Pareto k = {k or 0:.2f}): directions that matter are "
             f"rare in the sample, so {_UPWARD}; {_CURE}.",
+        )
+        look(
+            "spread",
+            spread,
+            f"The log-weights spread by {spread or 0:.2g} nats, so whether the largest ones were "
+            f"met is luck, and {_UPWARD}; {_CURE}.",
         )
         look(
             "effective_sample_size",
@@ -138,6 +153,14 @@ def _sampling_findings(figures: Figures) -> list[tuple[str, str]]:
             "standard_error",
             error,
             f"The standard error is {error:.2g} nats, to either side; {_CURE}.",
+        )
+    if THRESHOLDS["num_groups"].warn <= groups < BROAD_NUM_GROUPS and (spread or 0) > NARROW_SPREAD:
+        findings.append(
+            (
+                "warn",
+                f"{groups:,} independent draws are few for log-weights that spread by {spread:.2g} "
+                f"nats: a tail may hide, so log|det| may be too large; take {BROAD_NUM_GROUPS:,}.",
+            )
         )
     look(
         "num_groups",

@@ -21,8 +21,8 @@ from determinax.operators import OperatorError, columns, host_operators, is_trac
 S = TypeVar("S")
 Directions = Literal["independent", "frames"]
 
-# what a chunk of points and its images may hold together: the caches, not the memory, set this
-_CHUNK_ENTRIES = 2**18
+# measured: a chunk should stay within the caches, and be long enough to pay for its bookkeeping
+_CHUNK_ENTRIES, _CHUNK_SIZES = 2**19, (64, 4096)
 
 
 class Plan(NamedTuple):
@@ -42,7 +42,8 @@ def make_plan(n: int, m: int, num_samples: int, directions: Directions, chunk_si
     """Whole groups within `num_samples`; frames have n directions, or all of them if fewer."""
     group_size = min(n, num_samples) if directions == "frames" else 1
     if chunk_size is None:
-        chunk_size = max(64, _CHUNK_ENTRIES // max(n, m))
+        least, most = _CHUNK_SIZES
+        chunk_size = max(least, min(most, _CHUNK_ENTRIES // max(n, m)))
     num_groups = num_samples // group_size
     return Plan(num_groups, group_size, min(num_groups, max(1, chunk_size // group_size)))
 

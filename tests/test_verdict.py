@@ -17,6 +17,7 @@ GOOD = Figures(
     num_groups=10_000,
     effective_sample_size=8000.0,
     max_weight_share=0.001,
+    spread=0.3,
     pareto_k=0.1,
 )
 
@@ -38,6 +39,14 @@ def test_each_threshold_decides_alone(name):
         assert status == expected
         assert len(reasons) == 1
         assert judge(GOOD._replace(**{name: bound - up * step}))[0] != expected
+
+
+def test_broad_weights_want_more_draws_than_narrow_ones():
+    few = GOOD._replace(num_groups=1000, spread=0.5)
+    assert judge(few)[0] == "warn"
+    assert judge(few._replace(spread=0.3))[0] == "ok"
+    assert judge(few._replace(num_groups=2000))[0] == "ok"
+    assert judge(GOOD._replace(spread=1.7))[0] == "warn"
 
 
 def test_every_reason_has_a_direction_and_a_cure():

@@ -145,7 +145,8 @@ def _bidiagonal(operator, transpose, scale, depth):
     decompose = matfree.decomp.bidiag(depth, materialize=False, reortho="full")
 
     def apply(probe):
-        alphas, betas = _cut(*decompose(product, probe).J_small)
+        diagonal, off = decompose(product, probe).J_small
+        alphas, betas = _cut(diagonal, off)
 
         def nodes(d):
             matrix = jnp.diag(alphas[:d]) + jnp.diag(betas[: d - 1], 1)
@@ -163,7 +164,7 @@ def _tridiagonal(operator, transpose, scale, depth):
     decompose = matfree.decomp.hessenberg(depth, reortho="full", custom_vjp=False)
 
     def apply(probe):
-        matrix = decompose(_scaled_product(operator, scale), probe).J_small
+        matrix = jnp.asarray(decompose(_scaled_product(operator, scale), probe).J_small)
         diagonal, off = _cut(jnp.diagonal(matrix), jnp.diagonal(matrix, -1), definite=True)
 
         def nodes(d):

@@ -135,7 +135,7 @@ def _from_sparse(array: Any) -> lx.AbstractLinearOperator:
     return SparseLinearOperator(_to_bcsr(csr), _to_bcsr(scipy.sparse.csr_array(csr.T)))
 
 
-def _to_bcsr(csr: scipy.sparse.csr_array) -> BCSR:
+def _to_bcsr(csr: Any) -> BCSR:
     parts = (jnp.asarray(csr.data), jnp.asarray(csr.indices), jnp.asarray(csr.indptr))
     return BCSR(parts, shape=csr.shape)
 

@@ -13,6 +13,7 @@ import lineax as lx
 import numpy as np
 import scipy.sparse
 import scipy.sparse.linalg
+from jax.core import Tracer
 from jax.experimental.sparse import BCSR
 from jaxtyping import Array, Float, Inexact
 
@@ -324,7 +325,7 @@ def log_det_factor(operator: lx.AbstractLinearOperator) -> float:
 
 def is_traced(tree: Any) -> bool:
     """Whether any array in the tree is a tracer: then values cannot be looked at."""
-    return any(isinstance(leaf, jax.core.Tracer) for leaf in jtu.tree_leaves(tree))
+    return any(isinstance(leaf, Tracer) for leaf in jtu.tree_leaves(tree))
 
 
 def host_operators(tree: Any) -> list[HostLinearOperator]:

@@ -1,0 +1,18 @@
+"""Every Python snippet of the README runs, top to bottom, in one namespace."""
+
+import pathlib
+import re
+
+ROOT = pathlib.Path(__file__).parent.parent
+BLOCK = re.compile(r"```python\n(.*?)```(?:\s*```text\n(.*?)```)?", re.DOTALL)
+
+
+def test_the_readme_runs_and_prints_what_it_says(capsys):
+    blocks = BLOCK.findall((ROOT / "README.md").read_text())
+    assert len(blocks) >= 4
+    namespace = {}
+    for code, expected in blocks:
+        exec(compile(code, "README.md", "exec"), namespace)
+        printed = capsys.readouterr().out
+        if expected:
+            assert printed.strip() == expected.strip()
