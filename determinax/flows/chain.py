@@ -104,7 +104,12 @@ def _period(signatures: list) -> int:
 
 def _stack(maps: list[AbstractSphereMap]) -> AbstractSphereMap:
     arrays, static = zip(*(eqx.partition(f, eqx.is_array) for f in maps), strict=True)
-    return eqx.combine(jax.tree.map(lambda *a: jnp.stack(a), *arrays), static[0])
+    # jitted: stacking array by array compiles a function for every shape
+    return eqx.combine(jax.jit(_stack_arrays)(arrays), static[0])
+
+
+def _stack_arrays(trees):
+    return jax.tree.map(lambda *a: jnp.stack(a), *trees)
 
 
 def _take(stacked: AbstractSphereMap, i: int) -> AbstractSphereMap:

@@ -49,16 +49,19 @@ class Conditioner(eqx.Module):
         if num_inputs + context_size == 0:
             hidden = ()
         sizes = [num_inputs, *hidden, num_parameters * num_outputs]
-        keys = jax.random.split(key, 2 * len(sizes))
+        shapes = list(zip(sizes[1:], sizes[:-1], strict=True))
+        counts = [a * (b + 1) for a, b in shapes] + [sizes[1] * context_size]
+        # one draw for all: every further one would cost as much to compile
+        draws = jax.random.uniform(key, (sum(counts),), dtype, -1, 1)
+        parts = jnp.split(draws, np.cumsum(counts[:-1]))
         self.weights, self.biases = [], []
-        for i, (fan_in, fan_out) in enumerate(zip(sizes[:-1], sizes[1:], strict=True)):
-            total = max(1, fan_in + (context_size if i == 0 else 0))
-            bound = (3 / total) ** 0.5
-            self.weights.append(_uniform(keys[2 * i], (fan_out, fan_in), bound, dtype))
-            self.biases.append(_uniform(keys[2 * i + 1], (fan_out,), total**-0.5, dtype))
-        bound = (3 / max(1, num_inputs + context_size)) ** 0.5
+        for i, ((a, b), part) in enumerate(zip(shapes, parts[:-1], strict=True)):
+            fan_in = max(1, b + (context_size if i == 0 else 0))
+            self.weights.append((3 / fan_in) ** 0.5 * part[a:].reshape(a, b))
+            self.biases.append(fan_in**-0.5 * part[:a])
+        fan_in = max(1, num_inputs + context_size)
         self.context_weight = (
-            _uniform(keys[-1], (sizes[1], context_size), bound, dtype) if context_size else None
+            (3 / fan_in) ** 0.5 * parts[-1].reshape(-1, context_size) if context_size else None
         )
         self.gate = jnp.zeros((), dtype)
         self.num_inputs = num_inputs
@@ -109,10 +112,6 @@ class Conditioner(eqx.Module):
         masks = [b[:, None] >= a[None, :] for a, b in zip(degrees[:-1], degrees[1:], strict=True)]
         outputs = np.tile(np.arange(d), self.num_parameters)
         return [*masks, outputs[:, None] >= degrees[-1][None, :]]
-
-
-def _uniform(key, shape, bound, dtype):
-    return jax.random.uniform(key, shape, dtype, -bound, bound)
 
 
 def _affine(weight: Array, bias: Array, x: Array) -> Array:

@@ -2,9 +2,10 @@
 
 from typing import Literal
 
+import equinox as eqx
 import jax
 import jax.numpy as jnp
-from jaxtyping import PRNGKeyArray
+from jaxtyping import Array, PRNGKeyArray
 
 from .. import sphere
 from .base import AbstractCircleMap, AbstractSphereMap
@@ -55,23 +56,35 @@ def cylinder(
     turn = _circle_map(circle, num_centres, num_bins, weights)
     interval = IntervalSpline(num_bins)
     options = {"hidden": tuple(hidden), "context_size": context_size, "dtype": dtype}
+    kind = conditioning if n > 2 else "circle"
     if n > 2:
         options["circle_hidden"] = None if circle_hidden is None else tuple(circle_hidden)
+
     maps: list[AbstractSphereMap] = []
     turned = jnp.eye(n, dtype=dtype)
     for i, k in enumerate(jax.random.split(key, num_flows)):
         k1, k2 = jax.random.split(k)
-        if n == 2:
-            maps.append(Circle(turn, key=k1, **options))
-        elif conditioning == "coupling":
-            maps.append(CylinderCoupling(n, interval, turn, parity=i % 2, key=k1, **options))
-        else:
-            maps.append(CylinderAutoregressive(n, interval, turn, key=k1, **options))
+        maps.append(_layer(kind, n, interval, turn, i % 2, k1, options))
         if rotations:
-            matrix = turned.T if i == num_flows - 1 else sphere.frame(k2, n, dtype=dtype)
+            matrix = turned.T if i == num_flows - 1 else _frame(k2, n, dtype)
             turned = matrix @ turned
             maps.append(Rotation(matrix))
     return Chain(maps)
+
+
+# jitted: drawing array by array would compile dozens of small functions
+@eqx.filter_jit
+def _layer(kind: str, n: int, interval, turn, parity: int, key, options) -> AbstractSphereMap:
+    if kind == "circle":
+        return Circle(turn, key=key, **options)
+    if kind == "coupling":
+        return CylinderCoupling(n, interval, turn, parity=parity, key=key, **options)
+    return CylinderAutoregressive(n, interval, turn, key=key, **options)
+
+
+@eqx.filter_jit
+def _frame(key, n: int, dtype) -> Array:
+    return sphere.frame(key, n, dtype=dtype)
 
 
 def _circle_map(circle: str, num_centres: int, num_bins: int, weights) -> AbstractCircleMap:

@@ -1,17 +1,21 @@
 """Every sphere map, once. A new map is one entry here and inherits every property test."""
 
+import functools
 from collections.abc import Callable
 from dataclasses import dataclass
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 
 from determinax import flows
 
 DIMENSIONS = (2, 3, 4, 10, 33)
-SCALES = (0.1, 0.5, 2.0)  # moderate is up to 0.5
+MODERATE = (0.1, 0.3)  # sizes of random parameters
+EXTREME = 1.0
+SCALES = (*MODERATE, EXTREME)
 
 
 @dataclass(frozen=True)
@@ -75,20 +79,31 @@ every_map = pytest.mark.parametrize(("name", "n"), CASES, ids=[f"{a}-{n}" for a,
 every_dtype = pytest.mark.parametrize("dtype", ["float32", "float64"])
 
 
+@functools.cache
 def build(name: str, n: int, dtype: str, scale: float):
     """The map with random parameters of the given size added to its initial ones."""
-    f = REGISTRY[name].make(n, jax.random.key(n), jnp.dtype(dtype))
+    f = _make(name, n, dtype)
     params, rest = eqx.partition(f, flows.trainable(f))
-    leaves, tree = jax.tree.flatten(params)
-    keys = jax.random.split(jax.random.key(7 * n + 1), max(1, len(leaves)))
-    leaves = [leaf + _noise(k, leaf, scale) for k, leaf in zip(keys, leaves, strict=False)]
-    return eqx.combine(jax.tree.unflatten(tree, leaves), rest)
+    rng = np.random.default_rng(7 * n + 1)  # draws alike for both dtypes
+    return eqx.combine(jax.tree.map(lambda a: a + _noise(rng, a, scale), params), rest)
 
 
-def _noise(key, leaf, scale):
+@functools.cache
+def _make(name: str, n: int, dtype: str):
+    # one jitted call; and both dtypes from the same numbers, so that they can be compared
+    f = eqx.filter_jit(REGISTRY[name].make)(n, jax.random.key(n), jnp.dtype("float64"))
+    return jax.tree.map(lambda a: a.astype(dtype) if eqx.is_inexact_array(a) else a, f)
+
+
+def _noise(rng, leaf, scale):
     fan_in = leaf.shape[-1] if leaf.ndim > 1 else 1
-    noise = jax.random.normal(key, leaf.shape) / fan_in**0.5  # drawn alike for both dtypes
-    return (scale * noise).astype(leaf.dtype)
+    return (scale * rng.normal(size=leaf.shape) / fan_in**0.5).astype(leaf.dtype)
+
+
+def points(n: int, dtype: str, num: int = 500):
+    """Uniform points, as columns."""
+    z = np.random.default_rng(100 + n).normal(size=(n, num))
+    return jnp.asarray(z / np.linalg.norm(z, axis=0), dtype)
 
 
 @eqx.filter_jit
