@@ -11,6 +11,8 @@ from .. import sphere
 from .base import AbstractCircleMap, AbstractSphereMap
 from .chain import Chain
 from .cylinder import Circle, CylinderAutoregressive, CylinderCoupling
+from .exponential import ExponentialMap, Polynomial, Radial
+from .linear import ProjectiveLinear, Triangular
 from .moebius import MoebiusMixture
 from .rotation import Rotation
 from .splines import CircularSpline, IntervalSpline
@@ -70,6 +72,34 @@ def cylinder(
             turned = matrix @ turned
             maps.append(Rotation(matrix))
     return Chain(maps)
+
+
+def exponential_polynomial(
+    n: int, *, key: PRNGKeyArray, num_flows: int = 1, dtype=None
+) -> Chain:
+    """Exponential maps of quadratic potentials: smooth and broad, a good start for few parameters."""
+    _check_dimension(n)
+    _check_count("num_flows", num_flows)
+    dtype = jnp.result_type(float) if dtype is None else dtype
+    keys = jax.random.split(key, num_flows)
+    return Chain([ExponentialMap(Polynomial(n, key=k, dtype=dtype)) for k in keys])
+
+
+def exponential_radial(
+    n: int, *, key: PRNGKeyArray, num_flows: int = 6, num_centres: int = 5, dtype=None
+) -> Chain:
+    """Exponential maps of sums of radial bumps: densities with modes at learned places."""
+    _check_dimension(n)
+    _check_count("num_flows", num_flows)
+    dtype = jnp.result_type(float) if dtype is None else dtype
+    keys = jax.random.split(key, num_flows)
+    return Chain([ExponentialMap(Radial(n, num_centres, key=k, dtype=dtype)) for k in keys])
+
+
+def projective_linear(n: int, *, dtype=None) -> ProjectiveLinear:
+    r"""$s = Mz/\|Mz\|$ with triangular $M$, from the identity: holds the best proposal for $|\det A|$."""
+    _check_dimension(n)
+    return ProjectiveLinear(Triangular(n, dtype=jnp.result_type(float) if dtype is None else dtype))
 
 
 # jitted: drawing array by array would compile dozens of small functions

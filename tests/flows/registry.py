@@ -67,6 +67,18 @@ REGISTRY = {
     "projective-linear": Entry(
         lambda n, key, dtype: flows.ProjectiveLinear(flows.Triangular(n, dtype=dtype))
     ),
+    "exponential-polynomial": Entry(
+        lambda n, key, dtype: flows.ExponentialMap(flows.Polynomial(n, key=key, dtype=dtype))
+    ),
+    "exponential-radial": Entry(
+        lambda n, key, dtype: flows.ExponentialMap(flows.Radial(n, 3, key=key, dtype=dtype))
+    ),
+    "recipe-exponential-radial": Entry(
+        lambda n, key, dtype: flows.exponential_radial(
+            n, key=key, num_flows=3, num_centres=1, dtype=dtype
+        ),
+        most_n=10,
+    ),
 }
 
 CASES = [
