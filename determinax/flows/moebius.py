@@ -13,6 +13,7 @@ and no seam.
 Reference: Rezende et al. (2020), arXiv:2002.02428, section 2.1.1.
 """
 
+import functools
 from typing import Literal
 
 import equinox as eqx
@@ -54,38 +55,33 @@ class MoebiusMixture(AbstractCircleMap):
 
     def forward(self, z, params):
         """See `AbstractCircleMap`."""
-        shift, log_slope = _mixture(z, params[:-1], self.num_centres)
-        return rotate(z, shift + params[-1]), log_slope
+        turn, log_slope = _mixture(self.num_centres, params, z)
+        return rotate(z, turn), log_slope
 
     def inverse(self, z, params):
         """See `AbstractCircleMap`."""
         k = self.num_centres
-        z = rotate(z, -params[-1])
+        phase = params[-1]
+        z = rotate(z, -phase)
         angle = jnp.arctan2(z[1], z[0])
-        # f fixes 0 and pi + pi = 2 pi, so the root is found in one turn, [0, 2 pi]
+        # without its phase the map fixes 0, so the root lies in one turn
         angle = jnp.where(angle < 0, angle + 2 * np.pi, angle)
 
         def residual(t):
-            return t + _mixture(_point(t), params[:-1], k)[0] - angle
+            return t + _plain_mixture(k, params, _point(t))[0] - phase - angle
 
         t = jax.lax.custom_root(
-            residual,
-            angle,
-            _find_root,
-            lambda g, y: y / g(jnp.ones_like(y)),
+            residual, angle, _find_root, lambda g, y: y / g(jnp.ones_like(y))
         )
-        point = _point(t)
-        return point, -_mixture(point, params[:-1], k)[1]
+        return _point(t), -_mixture(k, params, _point(t))[1]
 
 
 def _point(t: Array) -> Array:
     return jnp.stack([jnp.cos(t), jnp.sin(t)])
 
 
-def _mixture(z: Array, params: Array, num_centres: int) -> tuple[Array, Array]:
-    r"""$f(t) - t$ and $\log f'(t)$ before the phase."""
-    k = num_centres
-    raw_x, raw_y = params[:k], params[k : 2 * k]
+def _average(z: Array, raw_x: Array, raw_y: Array, logits: Array) -> tuple[Array, Array]:
+    r"""$f(t) - t$ and $\log f'(t)$ of a mixture, before the phase; no logits for equal weights."""
     square = raw_x * raw_x + raw_y * raw_y
     # |w| = 0.99 |raw| / sqrt(1 + |raw|^2): smooth at 0, where |raw| itself is not
     scale = _MAX_RADIUS * jax.lax.rsqrt(1 + square)
@@ -94,11 +90,36 @@ def _mixture(z: Array, params: Array, num_centres: int) -> tuple[Array, Array]:
     far, cross = 1 - (wx * z[0] + wy * z[1]), wx * z[1] - wy * z[0]
     turn = jnp.arctan(cross / far) + jnp.arctan(wy / (1 - wx))
     slope = power / (far * far + cross * cross)
-    if params.shape[0] == 2 * k:
-        return 2 * jnp.sum(turn, axis=0) / k, jnp.log(jnp.sum(slope, axis=0) / k)
-    e = jnp.exp(params[2 * k :] - jnp.max(params[2 * k :], axis=0))
+    e = jnp.exp(logits - jnp.max(logits, axis=0)) if len(logits) else jnp.ones_like(turn)
+    # a quotient of sums, not a sum of shares: exactly the identity at zero
     total = jnp.sum(e, axis=0)
     return 2 * jnp.sum(e * turn, axis=0) / total, jnp.log(jnp.sum(e * slope, axis=0) / total)
+
+
+def _plain_mixture(k: int, params: Array, z: Array) -> tuple[Array, Array]:
+    turn, log_slope = _average(z, params[:k], params[k : 2 * k], params[2 * k : -1])
+    return turn + params[-1], log_slope
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
+def _mixture(k: int, params: Array, z: Array) -> tuple[Array, Array]:
+    """`_plain_mixture`, which keeps nothing but its inputs for the way back."""
+    return _plain_mixture(k, params, z)
+
+
+def _mixture_forward(k, params, z):
+    return _plain_mixture(k, params, z), (params, z)
+
+
+def _mixture_backward(k, residuals, cotangents):
+    params, z = residuals
+    _, pull = jax.vjp(_average, z, params[:k], params[k : 2 * k], params[2 * k : -1])
+    at_z, at_x, at_y, at_logits = pull(cotangents)
+    # slices differentiated by autodiff would be padded and summed; these are put in their places
+    return jnp.concatenate([at_x, at_y, at_logits, cotangents[0][None]]), at_z
+
+
+_mixture.defvjp(_mixture_forward, _mixture_backward)
 
 
 def _find_root(f, guess: Array) -> Array:
