@@ -1,1 +1,28 @@
 """Normalizing flows on spheres."""
+
+from .base import AbstractCircleMap as AbstractCircleMap
+from .base import AbstractIntervalMap as AbstractIntervalMap
+from .base import AbstractSphereMap as AbstractSphereMap
+from .base import Constant as Constant
+from .base import trainable as trainable
+from .chain import Chain as Chain
+from .conditioners import Conditioner as Conditioner
+from .cylinder import Circle as Circle
+from .cylinder import CylinderAutoregressive as CylinderAutoregressive
+from .cylinder import CylinderCoupling as CylinderCoupling
+from .exponential import AbstractPotential as AbstractPotential
+from .exponential import ExponentialMap as ExponentialMap
+from .exponential import Polynomial as Polynomial
+from .exponential import Radial as Radial
+from .linear import AbstractFactor as AbstractFactor
+from .linear import ProjectiveLinear as ProjectiveLinear
+from .linear import Triangular as Triangular
+from .moebius import MoebiusMixture as MoebiusMixture
+from .recipes import cylinder as cylinder
+from .recipes import exponential_polynomial as exponential_polynomial
+from .recipes import exponential_radial as exponential_radial
+from .recipes import projective_linear as projective_linear
+from .rotation import Householder as Householder
+from .rotation import Rotation as Rotation
+from .splines import CircularSpline as CircularSpline
+from .splines import IntervalSpline as IntervalSpline

@@ -1,0 +1,140 @@
+r"""Moebius maps of the circle, mixed.
+
+A centre $w = \rho e^{i\alpha}$ inside the unit disc moves the angle $t$ of $z = e^{it}$ to
+$f_w(t) = t + 2[g_w(t) - g_w(0)]$ with $g_w(t) = \arg(1 - w\bar z)^{-1}
+= \arctan\frac{\rho\sin(t-\alpha)}{1-\rho\cos(t-\alpha)}$, and
+
+$$f_w'(t) = \frac{1-\rho^2}{|1-w\bar z|^2}.$$
+
+A mixture averages $f_w$ over its centres and turns the result by a phase. No angle of $z$ is taken:
+$\rho\cos(t-\alpha) = \langle w, z\rangle$ and $\rho\sin(t-\alpha) = w \times z$, so there is no branch
+and no seam.
+
+Reference: Rezende et al. (2020), arXiv:2002.02428, section 2.1.1.
+"""
+
+import functools
+from typing import Literal
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array
+
+from .base import AbstractCircleMap
+from .splines import rotate
+
+# how far out a centre may go: the density of one centre stays within a factor 199 of uniform
+_MAX_RADIUS = 0.99
+# bisection to 2 pi / 2^14 is well inside Newton's basin for such centres
+_BISECTIONS = 14
+_NEWTON_STEPS = 5
+
+
+class MoebiusMixture(AbstractCircleMap):
+    """A mixture of `num_centres` Moebius maps with equal or learned weights, then a phase.
+
+    Parameters: the centres' raw coordinates (all first ones, then all second ones), the logits of
+    the weights if they are learned, and the phase in radians.
+    """
+
+    num_centres: int = eqx.field(static=True)
+    weights: Literal["equal", "learned"] = eqx.field(static=True, default="equal")
+
+    def __check_init__(self):
+        if self.num_centres < 1:
+            raise ValueError(f"a Moebius mixture needs at least one centre, not {self.num_centres}")
+        if self.weights not in ("equal", "learned"):
+            raise ValueError(f'weights must be "equal" or "learned", not {self.weights!r}')
+
+    @property
+    def num_parameters(self) -> int:
+        """How many numbers one mixture takes."""
+        return (2 if self.weights == "equal" else 3) * self.num_centres + 1
+
+    def forward(self, z, params):
+        """See `AbstractCircleMap`."""
+        turn, log_slope = _mixture(self.num_centres, params, z)
+        return rotate(z, turn), log_slope
+
+    def inverse(self, z, params):
+        """See `AbstractCircleMap`."""
+        k = self.num_centres
+        phase = params[-1]
+        z = rotate(z, -phase)
+        angle = jnp.arctan2(z[1], z[0])
+        # without its phase the map fixes 0, so the root lies in one turn
+        angle = jnp.where(angle < 0, angle + 2 * np.pi, angle)
+
+        def residual(t):
+            return t + _plain_mixture(k, params, _point(t))[0] - phase - angle
+
+        t = jax.lax.custom_root(
+            residual, angle, _find_root, lambda g, y: y / g(jnp.ones_like(y))
+        )
+        return _point(t), -_mixture(k, params, _point(t))[1]
+
+
+def _point(t: Array) -> Array:
+    return jnp.stack([jnp.cos(t), jnp.sin(t)])
+
+
+def _average(z: Array, raw_x: Array, raw_y: Array, logits: Array) -> tuple[Array, Array]:
+    r"""$f(t) - t$ and $\log f'(t)$ of a mixture, before the phase; no logits for equal weights."""
+    square = raw_x * raw_x + raw_y * raw_y
+    # |w| = 0.99 |raw| / sqrt(1 + |raw|^2): smooth at 0, where |raw| itself is not
+    scale = _MAX_RADIUS * jax.lax.rsqrt(1 + square)
+    wx, wy = scale * raw_x, scale * raw_y
+    power = (1 + (1 - _MAX_RADIUS**2) * square) / (1 + square)  # 1 - rho^2
+    far, cross = 1 - (wx * z[0] + wy * z[1]), wx * z[1] - wy * z[0]
+    turn = jnp.arctan(cross / far) + jnp.arctan(wy / (1 - wx))
+    slope = power / (far * far + cross * cross)
+    e = jnp.exp(logits - jnp.max(logits, axis=0)) if len(logits) else jnp.ones_like(turn)
+    # a quotient of sums, not a sum of shares: exactly the identity at zero
+    total = jnp.sum(e, axis=0)
+    return 2 * jnp.sum(e * turn, axis=0) / total, jnp.log(jnp.sum(e * slope, axis=0) / total)
+
+
+def _plain_mixture(k: int, params: Array, z: Array) -> tuple[Array, Array]:
+    turn, log_slope = _average(z, params[:k], params[k : 2 * k], params[2 * k : -1])
+    return turn + params[-1], log_slope
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
+def _mixture(k: int, params: Array, z: Array) -> tuple[Array, Array]:
+    """`_plain_mixture`, which keeps nothing but its inputs for the way back."""
+    return _plain_mixture(k, params, z)
+
+
+def _mixture_forward(k, params, z):
+    return _plain_mixture(k, params, z), (params, z)
+
+
+def _mixture_backward(k, residuals, cotangents):
+    params, z = residuals
+    _, pull = jax.vjp(_average, z, params[:k], params[k : 2 * k], params[2 * k : -1])
+    at_z, at_x, at_y, at_logits = pull(cotangents)
+    # slices differentiated by autodiff would be padded and summed; these are put in their places
+    return jnp.concatenate([at_x, at_y, at_logits, cotangents[0][None]]), at_z
+
+
+_mixture.defvjp(_mixture_forward, _mixture_backward)
+
+
+def _find_root(f, guess: Array) -> Array:
+    """Bisection, then Newton, of an increasing function on one turn."""
+
+    def halve(_, bounds):
+        low, high = bounds
+        middle = (low + high) / 2
+        below = f(middle) < 0
+        return jnp.where(below, middle, low), jnp.where(below, high, middle)
+
+    def newton(_, t):
+        value, slope = jax.jvp(f, (t,), (jnp.ones_like(t),))
+        return t - value / slope
+
+    start = jnp.zeros_like(guess), jnp.full_like(guess, 2 * np.pi)
+    low, high = jax.lax.fori_loop(0, _BISECTIONS, halve, start)
+    return jax.lax.fori_loop(0, _NEWTON_STEPS, newton, (low + high) / 2)

@@ -1,0 +1,135 @@
+"""Whole architectures by name."""
+
+from typing import Literal
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, PRNGKeyArray
+
+from .. import sphere
+from .base import AbstractCircleMap, AbstractSphereMap
+from .chain import Chain
+from .cylinder import Circle, CylinderAutoregressive, CylinderCoupling
+from .exponential import ExponentialMap, Polynomial, Radial
+from .linear import ProjectiveLinear, Triangular
+from .moebius import MoebiusMixture
+from .rotation import Rotation
+from .splines import CircularSpline, IntervalSpline
+
+
+def cylinder(
+    n: int,
+    *,
+    key: PRNGKeyArray,
+    num_flows: int = 8,
+    circle: Literal["moebius", "spline"] = "moebius",
+    num_centres: int = 12,
+    num_bins: int = 16,
+    conditioning: Literal["coupling", "autoregressive"] = "coupling",
+    rotations: bool = True,
+    hidden: tuple[int, ...] = (64, 64),
+    circle_hidden: tuple[int, ...] | None = None,
+    context_size: int = 0,
+    weights: Literal["equal", "learned"] = "equal",
+    dtype=None,
+) -> Chain:
+    """Splines on the heights and Moebius maps (or a spline) on the circle: the paper's flow.
+
+    The flow of choice for any density; starts at the identity. `rotations` puts a fixed random
+    rotation after every layer, which mixes what a layer cannot reach, and the last undoes them all.
+    Coupling needs `n >= 4`; at `n = 3` pass `conditioning="autoregressive"`; at `n = 2` there is
+    the circle only and `conditioning` does not matter. `circle_hidden` sizes the circle's networks
+    apart from the heights'.
+    """
+    _check_dimension(n)
+    _check_count("num_flows", num_flows)
+    if conditioning not in ("coupling", "autoregressive"):
+        raise ValueError(
+            f'conditioning must be "coupling" or "autoregressive", not {conditioning!r}'
+        )
+    if n == 3 and conditioning == "coupling":
+        raise ValueError(
+            'n = 3 has one height, so nothing to couple; pass conditioning="autoregressive"'
+        )
+    if context_size < 0:
+        raise ValueError(f"context_size must be 0 or more, not {context_size}")
+    dtype = jnp.result_type(float) if dtype is None else dtype
+    turn = _circle_map(circle, num_centres, num_bins, weights)
+    interval = IntervalSpline(num_bins)
+    options = {"hidden": tuple(hidden), "context_size": context_size, "dtype": dtype}
+    kind = conditioning if n > 2 else "circle"
+    if n > 2:
+        options["circle_hidden"] = None if circle_hidden is None else tuple(circle_hidden)
+
+    maps: list[AbstractSphereMap] = []
+    turned = jnp.eye(n, dtype=dtype)
+    for i, k in enumerate(jax.random.split(key, num_flows)):
+        k1, k2 = jax.random.split(k)
+        maps.append(_layer(kind, n, interval, turn, i % 2, k1, options))
+        if rotations:
+            matrix = turned.T if i == num_flows - 1 else _frame(k2, n, dtype)
+            turned = matrix @ turned
+            maps.append(Rotation(matrix))
+    return Chain(maps)
+
+
+def exponential_polynomial(
+    n: int, *, key: PRNGKeyArray, num_flows: int = 1, dtype=None
+) -> Chain:
+    """Exponential maps of quadratic potentials: smooth and broad, a good start for few parameters."""
+    _check_dimension(n)
+    _check_count("num_flows", num_flows)
+    dtype = jnp.result_type(float) if dtype is None else dtype
+    keys = jax.random.split(key, num_flows)
+    return Chain([ExponentialMap(Polynomial(n, key=k, dtype=dtype)) for k in keys])
+
+
+def exponential_radial(
+    n: int, *, key: PRNGKeyArray, num_flows: int = 6, num_centres: int = 5, dtype=None
+) -> Chain:
+    """Exponential maps of sums of radial bumps: densities with modes at learned places."""
+    _check_dimension(n)
+    _check_count("num_flows", num_flows)
+    dtype = jnp.result_type(float) if dtype is None else dtype
+    keys = jax.random.split(key, num_flows)
+    return Chain([ExponentialMap(Radial(n, num_centres, key=k, dtype=dtype)) for k in keys])
+
+
+def projective_linear(n: int, *, dtype=None) -> ProjectiveLinear:
+    r"""$s = Mz/\|Mz\|$ with triangular $M$, from the identity: holds the best proposal for $|\det A|$."""
+    _check_dimension(n)
+    return ProjectiveLinear(Triangular(n, dtype=jnp.result_type(float) if dtype is None else dtype))
+
+
+# jitted: drawing array by array would compile dozens of small functions
+@eqx.filter_jit
+def _layer(kind: str, n: int, interval, turn, parity: int, key, options) -> AbstractSphereMap:
+    if kind == "circle":
+        return Circle(turn, key=key, **options)
+    if kind == "coupling":
+        return CylinderCoupling(n, interval, turn, parity=parity, key=key, **options)
+    return CylinderAutoregressive(n, interval, turn, key=key, **options)
+
+
+@eqx.filter_jit
+def _frame(key, n: int, dtype) -> Array:
+    return sphere.frame(key, n, dtype=dtype)
+
+
+def _circle_map(circle: str, num_centres: int, num_bins: int, weights) -> AbstractCircleMap:
+    if circle == "moebius":
+        return MoebiusMixture(num_centres, weights)
+    if circle == "spline":
+        return CircularSpline(num_bins)
+    raise ValueError(f'circle must be "moebius" or "spline", not {circle!r}')
+
+
+def _check_dimension(n: int) -> None:
+    if n < 2:
+        raise ValueError(f"a flow needs a sphere with n >= 2, not n = {n}")
+
+
+def _check_count(name: str, value: int) -> None:
+    if value < 1:
+        raise ValueError(f"{name} must be 1 or more, not {value}")

@@ -1,0 +1,62 @@
+"""Densities on the sphere: a uniform base, moved by a flow."""
+
+import equinox as eqx
+from jaxtyping import Array, Float, PRNGKeyArray
+
+from . import sphere
+from .flows.base import AbstractSphereMap, dtype_of
+
+
+class Proposal(eqx.Module):
+    r"""The law $q$ of $f(z)$ for uniform $z$, relative to the uniform measure.
+
+    $\log q(f(z)) = -\log|\det Df(z)|$, so the uniform density is 1 and $\mathbb{E}_U[q] = 1$.
+    """
+
+    flow: AbstractSphereMap
+
+    @property
+    def n(self) -> int:
+        """The dimension of the space around the sphere."""
+        return self.flow.n
+
+    def sample_and_log_density(
+        self,
+        key: PRNGKeyArray,
+        num: int,
+        context: Float[Array, " c"] | Float[Array, "num c"] | None = None,
+    ) -> tuple[Float[Array, "num n"], Float[Array, " num"]]:
+        """`num` points, one a row, and their log-densities. `context`: one for all, or one a row."""
+        points, log_density = self.sample_columns(key, num, _transpose(context))
+        return points.T, log_density
+
+    def log_density(
+        self,
+        points: Float[Array, "num n"] | Float[Array, " n"],
+        context: Float[Array, " c"] | Float[Array, "num c"] | None = None,
+    ) -> Float[Array, " num"] | Float[Array, ""]:
+        """The log-density at given unit vectors, one a row, or at one."""
+        return self.log_density_columns(points.T, _transpose(context))
+
+    def sample_columns(
+        self,
+        key: PRNGKeyArray,
+        num: int,
+        context: Float[Array, " c"] | Float[Array, "c num"] | None = None,
+    ) -> tuple[Float[Array, "n num"], Float[Array, " num"]]:
+        """Points as columns, the layout in which matrices multiply them and flows are fast."""
+        z = sphere.uniform(key, self.n, num, dtype_of(self.flow))
+        points, log_det = self.flow.forward(z, context)
+        return points, -log_det
+
+    def log_density_columns(
+        self,
+        points: Float[Array, "n *num"],
+        context: Float[Array, " c"] | Float[Array, "c num"] | None = None,
+    ) -> Float[Array, "*num"]:
+        """The log-density at given unit vectors, one a column."""
+        return self.flow.inverse(points, context)[1]
+
+
+def _transpose(context: Array | None) -> Array | None:
+    return None if context is None else context.T

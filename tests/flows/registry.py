@@ -1,0 +1,128 @@
+"""Every sphere map, once. A new map is one entry here and inherits every property test."""
+
+import functools
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from determinax import flows
+
+DIMENSIONS = (2, 3, 4, 10, 33)
+MODERATE = (0.1, 0.3)  # sizes of random parameters
+EXTREME = 1.0
+SCALES = (*MODERATE, EXTREME)
+
+
+@dataclass(frozen=True)
+class Entry:
+    make: Callable  # (n, key, dtype) -> map
+    least_n: int = 2
+    most_n: int = 33
+
+
+def _layer(conditioning, circle, weights="equal"):
+    def make(n, key, dtype):
+        turn = flows.MoebiusMixture(5, weights) if circle == "moebius" else flows.CircularSpline(6)
+        interval = flows.IntervalSpline(6)
+        options = {"key": key, "hidden": (8,), "dtype": dtype}
+        if conditioning == "circle":
+            return flows.Circle(turn, **options)
+        if conditioning == "autoregressive":
+            return flows.CylinderAutoregressive(n, interval, turn, **options)
+        return flows.CylinderCoupling(n, interval, turn, parity=conditioning, **options)
+
+    return make
+
+
+def _recipe(**options):
+    def make(n, key, dtype):
+        conditioning = "autoregressive" if n == 3 else "coupling"
+        return flows.cylinder(
+            n, key=key, hidden=(8, 8), num_bins=8, dtype=dtype, conditioning=conditioning, **options
+        )
+
+    return make
+
+
+REGISTRY = {
+    "circle-moebius": Entry(_layer("circle", "moebius"), most_n=2),
+    "circle-moebius-learned": Entry(_layer("circle", "moebius", "learned"), most_n=2),
+    "circle-spline": Entry(_layer("circle", "spline"), most_n=2),
+    "coupling-0-moebius": Entry(_layer(0, "moebius"), least_n=4),
+    "coupling-1-spline": Entry(_layer(1, "spline"), least_n=4),
+    "autoregressive-spline": Entry(_layer("autoregressive", "spline"), least_n=3),
+    "autoregressive-moebius-learned": Entry(
+        _layer("autoregressive", "moebius", "learned"), least_n=3
+    ),
+    "recipe-cylinder": Entry(_recipe(num_flows=4, num_centres=3)),
+    "recipe-cylinder-odd": Entry(_recipe(num_flows=3, circle="spline", rotations=False), most_n=10),
+    "rotation": Entry(lambda n, key, dtype: flows.Rotation.random(n, key=key, dtype=dtype)),
+    "householder": Entry(lambda n, key, dtype: flows.Householder(n, key=key, dtype=dtype)),
+    "householder-2": Entry(lambda n, key, dtype: flows.Householder(n, 2, key=key, dtype=dtype)),
+    "projective-linear": Entry(
+        lambda n, key, dtype: flows.ProjectiveLinear(flows.Triangular(n, dtype=dtype))
+    ),
+    "exponential-polynomial": Entry(
+        lambda n, key, dtype: flows.ExponentialMap(flows.Polynomial(n, key=key, dtype=dtype))
+    ),
+    "exponential-radial": Entry(
+        lambda n, key, dtype: flows.ExponentialMap(flows.Radial(n, 3, key=key, dtype=dtype))
+    ),
+    "recipe-exponential-radial": Entry(
+        lambda n, key, dtype: flows.exponential_radial(
+            n, key=key, num_flows=3, num_centres=1, dtype=dtype
+        ),
+        most_n=10,
+    ),
+}
+
+CASES = [
+    (name, n)
+    for name, entry in REGISTRY.items()
+    for n in DIMENSIONS
+    if entry.least_n <= n <= entry.most_n
+]
+every_map = pytest.mark.parametrize(("name", "n"), CASES, ids=[f"{a}-{n}" for a, n in CASES])
+every_dtype = pytest.mark.parametrize("dtype", ["float32", "float64"])
+
+
+@functools.cache
+def build(name: str, n: int, dtype: str, scale: float):
+    """The map with random parameters of the given size added to its initial ones."""
+    f = _make(name, n, dtype)
+    params, rest = eqx.partition(f, flows.trainable(f))
+    rng = np.random.default_rng(7 * n + 1)  # draws alike for both dtypes
+    return eqx.combine(jax.tree.map(lambda a: a + _noise(rng, a, scale), params), rest)
+
+
+@functools.cache
+def _make(name: str, n: int, dtype: str):
+    # one jitted call; and both dtypes from the same numbers, so that they can be compared
+    f = eqx.filter_jit(REGISTRY[name].make)(n, jax.random.key(n), jnp.dtype("float64"))
+    return jax.tree.map(lambda a: a.astype(dtype) if eqx.is_inexact_array(a) else a, f)
+
+
+def _noise(rng, leaf, scale):
+    fan_in = leaf.shape[-1] if leaf.ndim > 1 else 1
+    return (scale * rng.normal(size=leaf.shape) / fan_in**0.5).astype(leaf.dtype)
+
+
+def points(n: int, dtype: str, num: int = 500):
+    """Uniform points, as columns."""
+    z = np.random.default_rng(100 + n).normal(size=(n, num))
+    return jnp.asarray(z / np.linalg.norm(z, axis=0), dtype)
+
+
+@eqx.filter_jit
+def forward(f, s):
+    return f.forward(s)
+
+
+@eqx.filter_jit
+def inverse(f, s):
+    return f.inverse(s)

@@ -1,0 +1,17 @@
+"""Maps of the sphere stay on the sphere, in both directions and whatever their parameters."""
+
+import numpy as np
+
+from .registry import SCALES, build, every_dtype, every_map, forward, inverse, points
+
+
+@every_dtype
+@every_map
+def test_points_stay_on_the_sphere(name, n, dtype):
+    s = points(n, dtype)
+    tolerance = 200 * np.finfo(dtype).eps
+    for scale in SCALES:
+        f = build(name, n, dtype, scale)
+        for map_ in (forward, inverse):
+            norm = np.linalg.norm(map_(f, s)[0], axis=0)
+            np.testing.assert_allclose(norm, 1, atol=tolerance)
