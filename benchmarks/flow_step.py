@@ -114,7 +114,9 @@ def compare(name: str, with_maps, without, rounds: int, repeats: int) -> None:
     a, b = (1e3 * statistics.median(column) for column in zip(*pairs, strict=True))
     ratio = statistics.median(x / y for x, y in pairs)
     least = min(x for x, _ in pairs) / min(y for _, y in pairs)
-    print(f"{name:14s} {a:8.2f} ms   networks only {b:8.2f} ms   ratio {ratio:.2f} (best {least:.2f})")
+    print(
+        f"{name:14s} {a:8.2f} ms   networks only {b:8.2f} ms   ratio {ratio:.2f} (best {least:.2f})"
+    )
 
 
 def main() -> None:

@@ -13,10 +13,10 @@ PATIENCE = 2.0
 
 
 class Report(NamedTuple):
-    """How a method tells its caller how far it is: `start(total, what)`, then `advance(done)`."""
+    """How a run tells its caller how far it is: `start(total, what)`, then `advance(done, note)`."""
 
     start: Callable[[int, str], Any]
-    advance: Callable[[int], Any]
+    advance: Callable[..., Any]
 
 
 @contextmanager
@@ -35,6 +35,7 @@ def reporting(wanted: bool | None = None) -> Iterator[Report | None]:
         BarColumn(),
         TextColumn("{task.completed:,.0f} of {task.total:,.0f}"),
         TimeRemainingColumn(),
+        TextColumn("{task.fields[note]}"),
         console=Console(stderr=True),
         transient=True,
     )
@@ -43,12 +44,12 @@ def reporting(wanted: bool | None = None) -> Iterator[Report | None]:
     def start(total: int, what: str) -> None:
         for task in bar.task_ids:
             bar.remove_task(task)
-        bar.add_task(what, total=total)
+        bar.add_task(what, total=total, note="")
 
-    def advance(done: int) -> None:
+    def advance(done: int, note: str = "") -> None:
         if not bar.live.is_started and time.monotonic() - started > PATIENCE:
             bar.start()
-        bar.update(bar.task_ids[0], completed=done)
+        bar.update(bar.task_ids[0], completed=done, note=note)
 
     try:
         yield Report(start, advance)

@@ -11,6 +11,7 @@ ROOMS = [
     "operators",
     "flows",
     "proposals",
+    "storage",
     "moments",
     "weights",
     "verdict",

@@ -202,7 +202,9 @@ def _minimise(potential: AbstractPotential, y: Array) -> Array:
         full_down, full_hessian = slope(full)
         best_down, best_hessian = slope(best)
         # near the root the value no longer tells steps apart, but the gradient does
-        good = (2 * jnp.linalg.norm(full_down) < jnp.linalg.norm(down)) | (value(full) < value(best))
+        good = (2 * jnp.linalg.norm(full_down) < jnp.linalg.norm(down)) | (
+            value(full) < value(best)
+        )
         return (
             i + 1,
             jnp.where(good, full, best),

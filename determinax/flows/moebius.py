@@ -70,9 +70,7 @@ class MoebiusMixture(AbstractCircleMap):
         def residual(t):
             return t + _plain_mixture(k, params, _point(t))[0] - phase - angle
 
-        t = jax.lax.custom_root(
-            residual, angle, _find_root, lambda g, y: y / g(jnp.ones_like(y))
-        )
+        t = jax.lax.custom_root(residual, angle, _find_root, lambda g, y: y / g(jnp.ones_like(y)))
         return _point(t), -_mixture(k, params, _point(t))[1]
 
 

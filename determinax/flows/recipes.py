@@ -74,9 +74,7 @@ def cylinder(
     return Chain(maps)
 
 
-def exponential_polynomial(
-    n: int, *, key: PRNGKeyArray, num_flows: int = 1, dtype=None
-) -> Chain:
+def exponential_polynomial(n: int, *, key: PRNGKeyArray, num_flows: int = 1, dtype=None) -> Chain:
     """Exponential maps of quadratic potentials: smooth and broad, a good start for few parameters."""
     _check_dimension(n)
     _check_count("num_flows", num_flows)

@@ -35,7 +35,9 @@ def _gradients(map_):
 
         def loss(params, s):
             y, log_det = map_(eqx.combine(params, rest), s)
-            return jnp.sum(y * jnp.arange(1, y.size + 1).reshape(y.shape)) / y.size + jnp.sum(log_det)
+            return jnp.sum(y * jnp.arange(1, y.size + 1).reshape(y.shape)) / y.size + jnp.sum(
+                log_det
+            )
 
         return map_(f, s), jax.grad(loss, argnums=(0, 1))(params, s)
 

@@ -1,0 +1,157 @@
+"""Proposals on disk: safetensors with a readable JSON header. No pickle, no half-written files.
+
+The header describes the architecture (classes of `determinax.flows` and their settings), so that a
+file is all it takes to rebuild a proposal. Own code, since equinox' serialisation stores no
+architecture: it wants an equal module to pour the numbers into.
+"""
+
+import dataclasses
+import hashlib
+import json
+import os
+import pathlib
+import tempfile
+from typing import Any
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+import safetensors
+import safetensors.numpy
+
+from determinax import flows
+from determinax.proposals import Proposal
+
+FORMAT = "determinax.proposal"
+FORMAT_VERSION = 1
+
+# what a file may name: nothing else is ever built
+_CLASSES = {
+    name: cls
+    for name, cls in vars(flows).items()
+    if isinstance(cls, type) and issubclass(cls, eqx.Module) and not name.startswith("Abstract")
+}
+
+
+class StorageError(ValueError):
+    """What is wrong with a stored proposal, in one sentence."""
+
+
+def save(proposal: Proposal, path: str | os.PathLike[str]) -> None:
+    """Write a proposal to a file, all or nothing: a crash leaves the old file or the new one."""
+    tensors: dict[str, np.ndarray] = {}
+    architecture = _describe(proposal.flow, "flow", tensors)
+    header = {
+        "format": FORMAT,
+        "format_version": str(FORMAT_VERSION),
+        "architecture": json.dumps(architecture),
+        "checksum": _checksum(architecture, tensors),
+    }
+    write_atomically(pathlib.Path(path), safetensors.numpy.save(tensors, metadata=header))
+
+
+def load(path: str | os.PathLike[str]) -> Proposal:
+    """Rebuild the proposal that `save` wrote; format, version, shapes and checksum are verified."""
+    path = pathlib.Path(path)
+    if not path.exists():
+        raise StorageError(f"{path}: no such file")
+    try:
+        with safetensors.safe_open(path, framework="numpy") as file:
+            header = file.metadata() or {}
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+    except (safetensors.SafetensorError, OSError, ValueError) as error:
+        raise StorageError(
+            f"{path}: truncated, corrupted, or not a safetensors file ({error})"
+        ) from error
+    if header.get("format") != FORMAT:
+        raise StorageError(f"{path}: a safetensors file, but not a determinax proposal")
+    if header.get("format_version") != str(FORMAT_VERSION):
+        raise StorageError(
+            f"{path}: written in format version {header.get('format_version')}, and this is "
+            f"version {FORMAT_VERSION}: load it with the determinax that wrote it"
+        )
+    try:
+        architecture = json.loads(header["architecture"])
+        intact = header["checksum"] == _checksum(architecture, tensors)
+    except (KeyError, ValueError) as error:
+        raise StorageError(f"{path}: its header is damaged ({error})") from error
+    if not intact:
+        raise StorageError(f"{path}: the checksum does not match: the file was changed or damaged")
+    wide = {t.dtype.name for t in tensors.values() if t.dtype.itemsize == 8}
+    if wide and not jax.config.read("jax_enable_x64"):
+        raise StorageError(
+            f"{path}: holds {', '.join(sorted(wide))}: enable 64-bit with "
+            'jax.config.update("jax_enable_x64", True)'
+        )
+    try:
+        return Proposal(_build(architecture, tensors))
+    except (KeyError, TypeError, AttributeError) as error:
+        raise StorageError(f"{path}: describes an architecture unknown here ({error})") from error
+
+
+def write_atomically(path: pathlib.Path, data: bytes) -> None:
+    """Write to a neighbour, make sure that it is on the disk, then rename it over the target."""
+    descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    try:
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        os.chmod(name, 0o644)
+        os.replace(name, path)
+    except BaseException:
+        os.unlink(name)
+        raise
+
+
+def _describe(value: Any, name: str, tensors: dict[str, np.ndarray]) -> Any:
+    """A JSON description; arrays go to `tensors` under their place in the tree."""
+    if isinstance(value, eqx.Module):
+        kind = type(value).__name__
+        if kind not in _CLASSES or _CLASSES[kind] is not type(value):
+            raise StorageError(f"a {kind} cannot be stored: only maps of determinax.flows can")
+        fields = {
+            f.name: _describe(getattr(value, f.name), f"{name}.{f.name}", tensors)
+            for f in dataclasses.fields(value)
+        }
+        return {"class": kind, "fields": fields}
+    if isinstance(value, jax.Array | np.ndarray):
+        tensors[name] = np.array(value, order="C")
+        return {"tensor": name, "shape": list(value.shape), "dtype": str(value.dtype)}
+    if isinstance(value, list | tuple):
+        items = [_describe(v, f"{name}.{i}", tensors) for i, v in enumerate(value)]
+        return {"list" if isinstance(value, list) else "tuple": items}
+    if value is None or isinstance(value, bool | int | float | str):
+        return value
+    raise StorageError(f"{name}: a {type(value).__name__} cannot be stored")
+
+
+def _build(description: Any, tensors: dict[str, np.ndarray]) -> Any:
+    if not isinstance(description, dict):
+        return description
+    if "tensor" in description:
+        array = tensors[description["tensor"]]
+        if [list(array.shape), str(array.dtype)] != [description["shape"], description["dtype"]]:
+            raise TypeError(f"{description['tensor']} has another shape or dtype than described")
+        return jnp.asarray(array)
+    if "list" in description:
+        return [_build(item, tensors) for item in description["list"]]
+    if "tuple" in description:
+        return tuple(_build(item, tensors) for item in description["tuple"])
+    cls = _CLASSES[description["class"]]
+    fields = {f.name for f in dataclasses.fields(cls)}
+    if fields != description["fields"].keys():
+        raise TypeError(f"{description['class']} has other fields here")
+    module = object.__new__(cls)
+    for name, value in description["fields"].items():
+        object.__setattr__(module, name, _build(value, tensors))
+    return module
+
+
+def _checksum(architecture: Any, tensors: dict[str, np.ndarray]) -> str:
+    digest = hashlib.sha256(json.dumps(architecture, sort_keys=True).encode())
+    for name in sorted(tensors):
+        digest.update(name.encode())
+        digest.update(tensors[name].tobytes())
+    return digest.hexdigest()

@@ -1,0 +1,6 @@
+"""Training: a loss, a flow and an optimiser become a `Fit`."""
+
+from determinax.training.densities import divergence, fit_density, fit_samples
+from determinax.training.loop import Fit, train
+
+__all__ = ["Fit", "divergence", "fit_density", "fit_samples", "train"]

@@ -1,0 +1,130 @@
+"""Fit a flow to a density, or to data, on the sphere."""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, ArrayLike, Float, PRNGKeyArray
+
+from determinax.flows import AbstractSphereMap
+from determinax.proposals import Proposal
+from determinax.training.loop import Fit, train
+
+LogDensity = Callable[[Float[Array, " n"]], Float[Array, ""]]
+
+
+def fit_density(
+    log_density: LogDensity,
+    flow: AbstractSphereMap,
+    *,
+    key: PRNGKeyArray,
+    steps: int,
+    batch_size: int = 256,
+    learning_rate: Any = 1e-3,
+    **options: Any,
+) -> Fit:
+    r"""Fit a flow to an unnormalised density by the reverse divergence $\mathrm{KL}(q\,\|\,p)$.
+
+    **Arguments:**
+
+    - `log_density`: the log-density at one point `(n,)` of the sphere, up to a constant, in JAX.
+    - `flow`: where to start; see `determinax.flows` for recipes.
+    - `steps`, `batch_size`, `learning_rate` (a number or an optax schedule), `optimiser`
+        (`optax.adam` by default), `progress`: as usual.
+
+    The loss in the history is $\mathbb{E}_q[\log q - \log p]$, which is the divergence minus the log
+    of p's normaliser (relative to the uniform measure).
+    """
+    target = jax.vmap(log_density, in_axes=-1)
+    _require_scalar(log_density, flow)
+
+    def loss(flow, key):
+        points, log_q = Proposal(flow).sample_columns(key, batch_size)
+        log_w = target(points) - log_q
+        return -jnp.mean(log_w), jax.lax.stop_gradient(log_w)
+
+    options = {"what": "fitting a density", **options}
+    return train(loss, flow, key=key, steps=steps, learning_rate=learning_rate, **options)
+
+
+def fit_samples(
+    points: Float[ArrayLike, "num n"],
+    flow: AbstractSphereMap,
+    *,
+    key: PRNGKeyArray,
+    steps: int,
+    batch_size: int = 256,
+    learning_rate: Any = 1e-3,
+    **options: Any,
+) -> Fit:
+    r"""Fit a flow to data on the sphere, one unit vector a row, by maximum likelihood.
+
+    The loss is the mean of $-\log q$ over a random batch; the effective sample size in the history
+    is that of weights $1/q$, which says how far from uniform the data are, not how good the fit is.
+    The other arguments are those of `fit_density`.
+    """
+    data = _unit_vectors(points, flow.n)
+
+    def loss(flow, key):
+        chosen = jax.random.randint(key, (batch_size,), 0, data.shape[1])
+        log_q = Proposal(flow).log_density_columns(data[:, chosen])
+        return -jnp.mean(log_q), jax.lax.stop_gradient(-log_q)
+
+    options = {"what": "fitting data", **options}
+    return train(loss, flow, key=key, steps=steps, learning_rate=learning_rate, **options)
+
+
+class Divergence(NamedTuple):
+    r"""How far a proposal is from a target, from samples of the proposal.
+
+    `log_normaliser` estimates $\log \mathbb{E}_U[p]$, `kl` is $\mathrm{KL}(q\,\|\,p)$ by it, and
+    `effective_sample_size` is a share of the samples.
+    """
+
+    kl: float
+    log_normaliser: float
+    effective_sample_size: float
+
+
+def divergence(
+    proposal: Proposal, log_density: LogDensity, *, key: PRNGKeyArray, num_samples: int = 20_000
+) -> Divergence:
+    r"""$\mathrm{KL}(q\,\|\,p)$, p's normaliser and the effective sample size, by importance sampling."""
+
+    @jax.jit
+    def log_weights(proposal):
+        points, log_q = proposal.sample_columns(key, num_samples)
+        return jax.vmap(log_density, in_axes=-1)(points) - log_q
+
+    log_w = np.asarray(log_weights(proposal), dtype=float)
+    top = log_w.max()
+    w = np.exp(log_w - top)
+    log_normaliser = top + float(np.log(w.mean()))
+    return Divergence(
+        kl=log_normaliser - float(log_w.mean()),
+        log_normaliser=log_normaliser,
+        effective_sample_size=float(w.sum() ** 2 / (w**2).sum() / num_samples),
+    )
+
+
+def _require_scalar(log_density: LogDensity, flow: AbstractSphereMap) -> None:
+    shape = jax.eval_shape(log_density, jax.ShapeDtypeStruct((flow.n,), jnp.result_type(float)))
+    if not hasattr(shape, "shape") or shape.shape != ():
+        raise ValueError(
+            f"log_density takes one point ({flow.n},) and returns one number, not {shape}"
+        )
+
+
+def _unit_vectors(points: ArrayLike, n: int) -> Float[Array, "n num"]:
+    data = jnp.asarray(points)
+    if data.ndim != 2 or data.shape[1] != n or data.shape[0] == 0:
+        raise ValueError(f"points of shape {data.shape} are not rows in {n} dimensions")
+    norms = jnp.linalg.norm(data, axis=1)
+    if not bool(jnp.all(jnp.abs(norms - 1) < 1e-3)):
+        worst = int(jnp.argmax(jnp.abs(norms - 1)))
+        raise ValueError(
+            f"point {worst} has norm {float(norms[worst]):.4g}: every point must have norm 1"
+        )
+    return (data / norms[:, None]).T
