@@ -1,9 +1,12 @@
 """log|det A| from matrix-vector products alone: with an error bar, a bound and a verdict."""
 
-from determinax import flows, operators, sphere
+from determinax import flows, operators, sphere, training
 from determinax.estimate import Estimate, UnreliableEstimateError
 from determinax.methods import Auto, Exact, Lanczos, MonteCarlo, log_abs_det, log_volume
 from determinax.operators import OperatorError, as_operator
+from determinax.proposals import Proposal
+from determinax.storage import StorageError, load, save
+from determinax.training import Fit, fit_density, fit_samples
 
 __version__ = "0.1.0"
 
@@ -11,14 +14,22 @@ __all__ = [
     "Auto",
     "Estimate",
     "Exact",
+    "Fit",
     "Lanczos",
     "MonteCarlo",
     "OperatorError",
+    "Proposal",
+    "StorageError",
     "UnreliableEstimateError",
     "as_operator",
+    "fit_density",
+    "fit_samples",
     "flows",
+    "load",
     "log_abs_det",
     "log_volume",
     "operators",
+    "save",
     "sphere",
+    "training",
 ]

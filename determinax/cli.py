@@ -115,13 +115,19 @@ def estimate(
 def demo(
     samples: Annotated[int, typer.Option(help="Directions for Monte Carlo.")] = 100_000,
     seed: Annotated[int, typer.Option(help="The random seed.")] = 0,
+    out: Annotated[pathlib.Path, typer.Option(help="Where the picture goes.")] = pathlib.Path(
+        "demo"
+    ),
 ) -> None:
-    """Every method on the paper's seven matrices, beside the truth and the paper's figures."""
+    """Every method on the paper's seven matrices, beside the truth and the paper's figures.
+
+    Then a flow on the sphere is fitted to a density for a few seconds, and its picture saved.
+    """
     with _bad_input_exits():
         _set_up_jax()
         from determinax.paper import demo as show
 
-        show.run(samples, seed)
+        show.run(samples, seed, out)
 
 
 def _set_up_jax():

@@ -33,6 +33,26 @@ def frame(key: PRNGKeyArray, n: int, k: int | None = None, dtype=float) -> Float
     k = n if k is None else k
     if not 1 <= k <= n:
         raise ValueError(f"a frame in {n} dimensions has 1 to {n} directions, not {k}")
-    q, r = jnp.linalg.qr(_normal(key, (n, k), dtype))
+    z = _normal(key, (n, k), dtype)
+    return _gram_schmidt(z) if n <= _SMALL else _householder(z)
+
+
+# up to here Gram-Schmidt is at least as fast as LAPACK, whose threads can also wait for each other
+# for ever when XLA runs two factorisations at once (seen with OpenBLAS and batches of 20 x 20)
+_SMALL = 32
+
+
+def _gram_schmidt(z: Float[Array, "n k"]) -> Float[Array, "n k"]:
+    def step(j, q):
+        v = z[:, j]
+        for _ in range(2):  # twice is enough, for orthogonality to rounding
+            v = v - q @ (q.T @ v)
+        return q.at[:, j].set(v / jnp.linalg.norm(v))
+
+    return jax.lax.fori_loop(0, z.shape[1], step, jnp.zeros_like(z))
+
+
+def _householder(z: Float[Array, "n k"]) -> Float[Array, "n k"]:
+    q, r = jnp.linalg.qr(z)
     # LAPACK fixes the signs of R's diagonal by its own rule; undo that, else q is not Haar
-    return q * jnp.where(jnp.diagonal(r) < 0, -1, 1).astype(dtype)
+    return q * jnp.where(jnp.diagonal(r) < 0, -1, 1).astype(z.dtype)

@@ -126,8 +126,9 @@ def test_in_a_pipe_there_is_no_bar_and_the_cache_fills(matrix_file, tmp_path):
     assert any((tmp_path / "cache" / "determinax").iterdir())
 
 
-def test_demo_shows_all_seven_matrices():
-    result = run("demo", "--samples", "1000")
+def test_demo_shows_all_seven_matrices_and_a_picture(tmp_path):
+    result = run("demo", "--samples", "1000", "--out", tmp_path / "demo")
     assert result.exit_code == 0
+    assert (tmp_path / "demo" / "sphere.png").stat().st_size > 10_000
     for name in ("A1", "A2", "A3", "A4", "A5", "W", "cover", "Lanczos", "unreliable", "523.334"):
         assert name in result.stdout

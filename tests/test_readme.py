@@ -7,7 +7,8 @@ ROOT = pathlib.Path(__file__).parent.parent
 BLOCK = re.compile(r"```python\n(.*?)```(?:\s*```text\n(.*?)```)?", re.DOTALL)
 
 
-def test_the_readme_runs_and_prints_what_it_says(capsys):
+def test_the_readme_runs_and_prints_what_it_says(capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
     blocks = BLOCK.findall((ROOT / "README.md").read_text())
     assert len(blocks) >= 4
     namespace = {}
