@@ -4,6 +4,7 @@ import dataclasses
 
 import jax
 import lineax as lx
+import numpy as np
 from jaxtyping import PRNGKeyArray
 
 from determinax import operators as ops
@@ -63,7 +64,7 @@ class Auto(AbstractMethod):
             method = MonteCarlo(budget)
             return method.estimate(operator, main_key, spent=spent).with_notes(note)
         tried = MonteCarlo(pilot).estimate(operator, pilot_key)
-        spread = float(tried.kl_bound_standard_error or 0) * pilot**0.5
+        spread = float(np.asarray(tried.spread))
         spent, left = spent + Products(pilot), budget - pilot
         method, why = self._choose(operator, spread, left)
         note = (
