@@ -134,10 +134,18 @@ class _Shape(NamedTuple):
     last: Array
 
 
+@jax.custom_jvp
 def _slope(t: Array) -> Array:
     """Positive, and exactly 1 at 0."""
     d = (t + jnp.sqrt(t * t + 4)) / 2
     return d + _MIN_SLOPE * (1 - d)
+
+
+@_slope.defjvp
+def _slope_jvp(primals, tangents):
+    (t,), (dt,) = primals, tangents
+    root = jnp.sqrt(t * t + 4)
+    return _slope(t), (1 - _MIN_SLOPE) / 2 * (t + root) * dt / root
 
 
 def _shape(b: _Bin, num_bins: int) -> _Shape:
@@ -195,67 +203,101 @@ def _solve(b: _Bin, num_bins: int, y: Array) -> Array:
 # --- all bins: bins first, batch last, so that sums over bins are sums of rows ---------------------
 
 
-def _shares(logits: Array) -> Array:
-    e = jnp.exp(logits - jnp.max(logits, axis=0))
-    return e / jnp.sum(e, axis=0)
+class _Softmax(NamedTuple):
+    """What turns logits into shares: exp(logits - top) / total."""
+
+    top: Array
+    total: Array
 
 
-def _split(params: Array) -> tuple[int, Array, Array, Array]:
-    k = params.shape[0] // 3
-    return k, _shares(params[:k]), _shares(params[k : 2 * k]), params[2 * k :]
+def _exps(logits: Array) -> tuple[Array, _Softmax]:
+    top = jnp.max(logits, axis=0)
+    e = jnp.exp(logits - top)
+    return e, _Softmax(top, jnp.sum(e, axis=0))
 
 
-def _locate(shares: Array, x: Array) -> Array:
+def _locate(e: Array, total: Array, x: Array) -> Array:
     """The number of inner knots at or below `x`."""
-    k = shares.shape[0]
+    k = e.shape[0]
     least, rest = _MIN_SIZE / k, 1 - _MIN_SIZE
-    below = np.tril(np.ones((k - 1, k)))
-    knots = rest * jnp.tensordot(below.astype(shares.dtype), shares, 1)
-    inner = least * np.arange(1, k).reshape((k - 1,) + (1,) * x.ndim)
-    return jnp.sum(knots + inner.astype(shares.dtype) <= x, axis=0)
+    sums = jnp.tensordot(np.tril(np.ones((k - 1, k))).astype(e.dtype), e, 1)
+    inner = (least * np.arange(1, k)).astype(e.dtype).reshape((k - 1,) + (1,) * x.ndim)
+    return jnp.sum(rest * sums <= (x - inner) * total, axis=0)
 
 
 def _rows(k: int, index: Array) -> Array:
     return jax.lax.broadcasted_iota(index.dtype, (k, *index.shape), 0)
 
 
-def _select(widths: Array, heights: Array, slopes: Array, index: Array, closed: bool) -> _Bin:
-    row = _rows(len(widths), index)
-    below, here = row < index, row == index
-    knot = _rows(len(slopes), index)
-    right = (index + 1) % len(widths) if closed else index + 1
+def _next(index: Array, k: int, closed: bool) -> Array:
+    return jnp.where(index == k - 1, 0, index + 1) if closed else index + 1
+
+
+class _Choice(NamedTuple):
+    """The bin of every point, and what it takes to carry its gradient back to all parameters."""
+
+    bin: _Bin
+    widths: _Softmax
+    heights: _Softmax
+
+
+def _choose(params: Array, x: Array, closed: bool, by_height: bool = False) -> _Choice:
+    k = params.shape[0] // 3
+    (w, w_softmax), (h, h_softmax) = _exps(params[:k]), _exps(params[k : 2 * k])
+    slopes = params[2 * k :]
+    index = _locate(h, h_softmax.total, x) if by_height else _locate(w, w_softmax.total, x)
+    row, knot = _rows(k, index), _rows(len(slopes), index)
 
     def pick(mask, rows):
         return jnp.sum(jnp.where(mask, rows, 0), axis=0)
 
-    return _Bin(
-        index.astype(widths.dtype),
-        pick(below, widths),
-        pick(here, widths),
-        pick(below, heights),
-        pick(here, heights),
+    b = _Bin(
+        index.astype(x.dtype),
+        pick(row < index, w) / w_softmax.total,
+        pick(row == index, w) / w_softmax.total,
+        pick(row < index, h) / h_softmax.total,
+        pick(row == index, h) / h_softmax.total,
         pick(knot == index, slopes),
-        pick(knot == right, slopes),
+        pick(knot == _next(index, k, closed), slopes),
     )
+    return _Choice(b, w_softmax, h_softmax)
 
 
-def _spread(grad: _Bin, b: _Bin, widths: Array, heights: Array, closed: bool) -> Array:
-    """The transpose of `_select` after `_shares`: gradients of a bin, back to all parameters."""
-    k, index = len(widths), b.index.astype(int)
+def _spread(grad: _Bin, c: _Choice, params: Array, closed: bool) -> Array:
+    """The transpose of `_choose`: the gradient of a bin, back to all parameters.
+
+    The gradient of the logits is `share * (gradient of the share - its mean)`. The divisions come
+    last but for one product: XLA keeps what a division gives, but would compute products of numbers
+    that are the same for all bins over again for each.
+    """
+    k, index = params.shape[0] // 3, c.bin.index.astype(int)
     row = _rows(k, index)
-    below, here = row < index, row == index
 
-    def softmax(shares, at_below, at_here, below_share, here_share):
-        mean = at_below * below_share + at_here * here_share
-        return shares * (jnp.where(below, at_below, jnp.where(here, at_here, 0)) - mean)
+    def logits(rows, softmax, at_below, at_here, below, here):
+        mean = (at_below * below + at_here * here) / softmax.total
+        at_below, at_here = at_below / softmax.total, at_here / softmax.total
+        at = jnp.where(row < index, at_below, jnp.where(row == index, at_here, 0))
+        return jnp.exp(rows - softmax.top) * (at - mean)
 
-    knot = _rows(k if closed else k + 1, index)
-    right = (index + 1) % k if closed else index + 1
+    knot = _rows(params.shape[0] - 2 * k, index)
     slope = jnp.where(knot == index, grad.slope_left, 0)
-    slope = slope + jnp.where(knot == right, grad.slope_right, 0)
-    w = softmax(widths, grad.width_below, grad.width, b.width_below, b.width)
-    h = softmax(heights, grad.height_below, grad.height, b.height_below, b.height)
-    return jnp.concatenate([w, h, slope])
+    slope = slope + jnp.where(knot == _next(index, k, closed), grad.slope_right, 0)
+    b = c.bin
+    w = logits(params[:k], c.widths, grad.width_below, grad.width, b.width_below, b.width)
+    h = logits(
+        params[k : 2 * k], c.heights, grad.height_below, grad.height, b.height_below, b.height
+    )
+    return join(w, h, slope)
+
+
+def join(*parts: Array) -> Array:
+    """Concatenated rows, by updates in place: XLA fuses a concatenation into one slow loop."""
+    rows = sum(len(part) for part in parts)
+    out, start = jnp.zeros((rows, *parts[0].shape[1:]), parts[0].dtype), 0
+    for part in parts:
+        out = jax.lax.dynamic_update_slice_in_dim(out, part, start, 0)
+        start += len(part)
+    return out
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
@@ -265,18 +307,15 @@ def _spline(closed: bool, params: Array, x: Array) -> tuple[Array, Array, Array]
 
 
 def _spline_forward(closed, params, x):
-    k, widths, heights, slopes = _split(params)
-    b = _select(widths, heights, slopes, _locate(widths, x), closed)
-    return _evaluate(b, k, x), (params, x, b)
+    c = _choose(params, x, closed)
+    return _evaluate(c.bin, params.shape[0] // 3, x), (params, x, c)
 
 
 def _spline_backward(closed, residuals, cotangents):
-    params, x, b = residuals
-    k, widths, heights, _ = _split(params)
-    _, pull = jax.vjp(lambda b, x: _evaluate(b, k, x), b, x)
-    # a barrier, or XLA would compute these once per bin instead of once
-    grad, at_x = jax.lax.optimization_barrier(pull(cotangents))
-    return _spread(grad, b, widths, heights, closed), at_x
+    params, x, c = residuals
+    _, pull = jax.vjp(lambda b, x: _evaluate(b, params.shape[0] // 3, x), c.bin, x)
+    grad, at_x = pull(cotangents)
+    return _spread(grad, c, params, closed), at_x
 
 
 _spline.defvjp(_spline_forward, _spline_backward)
@@ -289,23 +328,21 @@ def _spline_inverse(closed: bool, params: Array, y: Array) -> tuple[Array, Array
 
 
 def _spline_inverse_forward(closed, params, y):
-    k, widths, heights, slopes = _split(params)
-    b = _select(widths, heights, slopes, _locate(heights, y), closed)
-    x = _solve(b, k, y)
-    shift, log_slope, log_ratio = _evaluate(b, k, x)
-    return (-shift, -log_slope, -log_ratio), (params, x, b, log_slope)
+    c, k = _choose(params, y, closed, by_height=True), params.shape[0] // 3
+    x = _solve(c.bin, k, y)
+    shift, log_slope, log_ratio = _evaluate(c.bin, k, x)
+    return (-shift, -log_slope, -log_ratio), (params, x, c, log_slope)
 
 
 def _spline_inverse_backward(closed, residuals, cotangents):
     r"""The implicit function theorem: $dx = (dy - \partial_\theta y\,d\theta)/y'$."""
-    params, x, b, log_slope = residuals
-    k, widths, heights, _ = _split(params)
+    params, x, c, log_slope = residuals
     at_shift, at_slope, at_ratio = cotangents
-    _, pull = jax.vjp(lambda b, x: _evaluate(b, k, x), b, x)
+    _, pull = jax.vjp(lambda b, x: _evaluate(b, params.shape[0] // 3, x), c.bin, x)
     _, at_x = pull((jnp.zeros_like(x), -at_slope, -at_ratio))
     at_y = (at_shift + at_x) * jnp.exp(-log_slope)
     grad, _ = pull((-at_y, -at_slope, -at_ratio))
-    return _spread(grad, b, widths, heights, closed), at_y - at_shift
+    return _spread(grad, c, params, closed), at_y - at_shift
 
 
 _spline_inverse.defvjp(_spline_inverse_forward, _spline_inverse_backward)
