@@ -6,11 +6,10 @@ from typing import Any, Literal
 import equinox as eqx
 import jax
 import jax.numpy as jnp
-import matplotlib as mpl
-import matplotlib.patches
 import matplotlib.pyplot as plt
 import numpy as np
 from jaxtyping import Float
+from matplotlib.patches import Circle
 
 from determinax.flows.base import dtype_of
 from determinax.proposals import Proposal
@@ -134,7 +133,7 @@ def _orthographic(source, points, view, axes, title):
         points = np.asarray(points)
         front = points[points @ ahead > 0]
         axes.plot(front @ right, front @ up, ".", color="white", ms=1.5, alpha=0.6)
-    axes.add_patch(mpl.patches.Circle((0, 0), 1, fill=False, color="0.3", linewidth=0.8))
+    axes.add_patch(Circle((0, 0), 1, fill=False, color="0.3", linewidth=0.8))
     axes.set_axis_off()
     axes.set_aspect("equal")
     plt.colorbar(mesh, ax=axes, shrink=0.7, label="density / uniform")

@@ -26,7 +26,7 @@ class Proposal(eqx.Module):
         num: int,
         context: Float[Array, " c"] | Float[Array, "num c"] | None = None,
     ) -> tuple[Float[Array, "num n"], Float[Array, " num"]]:
-        """`num` points, one a row, and their log-densities. `context`: one for all, or one a row."""
+        """`num` points, one a row, and their log-densities; `context` for all, or one a row."""
         points, log_density = self.sample_columns(key, num, _transpose(context))
         return points.T, log_density
 

@@ -6,16 +6,16 @@ and XLA's CPU backend reduces fast over the first axis.
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float, PRNGKeyArray
+from jaxtyping import Array, DTypeLike, Float, PRNGKeyArray
 
 
-def _normal(key: PRNGKeyArray, shape: tuple[int, int], dtype) -> Float[Array, "n num"]:
+def _normal(key: PRNGKeyArray, shape: tuple[int, int], dtype: DTypeLike) -> Float[Array, "n num"]:
     # float32 draws, twice as fast: a grid of 2^23 equally likely values for each coordinate moves
     # a mean by some 1e-7 of itself, below the noise of any sample that fits in a lifetime
     return jax.random.normal(key, shape, jnp.float32).astype(dtype)
 
 
-def uniform(key: PRNGKeyArray, n: int, num: int, dtype=float) -> Float[Array, "n num"]:
+def uniform(key: PRNGKeyArray, n: int, num: int, dtype: DTypeLike = float) -> Float[Array, "n num"]:
     r"""`num` independent uniform points on $S^{n-1}$, as columns.
 
     $S^0 = \{-1, 1\}$ for `n = 1`.
@@ -24,7 +24,9 @@ def uniform(key: PRNGKeyArray, n: int, num: int, dtype=float) -> Float[Array, "n
     return z / jnp.linalg.norm(z, axis=0)
 
 
-def frame(key: PRNGKeyArray, n: int, k: int | None = None, dtype=float) -> Float[Array, "n k"]:
+def frame(
+    key: PRNGKeyArray, n: int, k: int | None = None, dtype: DTypeLike = float
+) -> Float[Array, "n k"]:
     r"""A uniform (Haar) orthonormal frame of `k <= n` directions, as columns; full by default.
 
     Each column alone is uniform on $S^{n-1}$; together they spread out more evenly than

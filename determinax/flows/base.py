@@ -7,12 +7,15 @@ columns are what XLA's CPU backend runs fast: it reduces well over the first axi
 """
 
 import abc
-from typing import Any
+from collections.abc import Callable
+from typing import Any, TypeVar, cast
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
+
+Function = TypeVar("Function", bound=Callable)
 
 
 class AbstractSphereMap(eqx.Module):
@@ -65,14 +68,17 @@ class AbstractSphereMap(eqx.Module):
 class AbstractIntervalMap(eqx.Module):
     r"""A family of increasing maps of $[-1, 1]$ onto itself, one member per parameter vector."""
 
-    num_parameters: eqx.AbstractVar[int]
+    @property
+    @abc.abstractmethod
+    def num_parameters(self) -> int:
+        """How many numbers choose one member."""
 
     @abc.abstractmethod
     def forward(self, h: Float[Array, "*num"], params: Array) -> tuple[Array, Array, Array]:
         r"""$g(h)$, $\log g'(h)$ and $\log\frac{1-g(h)^2}{1-h^2}$.
 
-        The last is finite also at the poles, where it is $\log g'(\pm1)$: it lets a caller that
-        knows $1-h^2$ better than $h$ can tell follow it there. `params` is `(num_parameters, *num)`.
+        The last is finite also at the poles, where it is $\log g'(\pm1)$, so that a caller that
+        knows $1-h^2$ keeps its relative precision. `params` is `(num_parameters, *num)`.
         """
 
     @abc.abstractmethod
@@ -83,7 +89,10 @@ class AbstractIntervalMap(eqx.Module):
 class AbstractCircleMap(eqx.Module):
     r"""A family of orientation-keeping diffeomorphisms of the circle, points as `(2, *num)`."""
 
-    num_parameters: eqx.AbstractVar[int]
+    @property
+    @abc.abstractmethod
+    def num_parameters(self) -> int:
+        """How many numbers choose one member."""
 
     @abc.abstractmethod
     def forward(self, z: Float[Array, "2 *num"], params: Array) -> tuple[Array, Array]:
@@ -113,12 +122,19 @@ def trainable(tree: Any) -> Any:
     )
 
 
-def dtype_of(tree: Any) -> jnp.dtype:
+def dtype_of(tree: Any) -> Any:
     """The floating-point type of a map's parameters."""
     leaves = [leaf for leaf in jax.tree.leaves(tree) if eqx.is_inexact_array(leaf)]
     return jnp.result_type(*leaves) if leaves else jnp.result_type(float)
 
 
-def as_column(v: Float[Array, " k"], like: Array) -> Array:
+def with_backward(function: Function, forward: Callable, backward: Callable) -> Function:
+    """`function` with a hand-written backward pass; its first argument is not differentiated."""
+    f = jax.custom_vjp(function, nondiff_argnums=(0,))
+    f.defvjp(forward, backward)
+    return cast(Function, f)
+
+
+def as_column(v: Any, like: Array) -> Any:
     """`v` with as many trailing axes as `like`, to broadcast over its batch."""
     return v.reshape(v.shape + (1,) * (like.ndim - v.ndim))

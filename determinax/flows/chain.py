@@ -14,8 +14,8 @@ class Chain(AbstractSphereMap):
     """The composition of maps, applied first to last; log-determinants add.
 
     Maps that differ in their numbers only are stacked and scanned, and so are blocks of maps that
-    repeat, such as (coupling, rotation, coupling of the other half, rotation): compile time does not
-    grow with their number. What does not fill a last block is run by itself.
+    repeat, such as (coupling, rotation, coupling of the other half, rotation): compile time does
+    not grow with their number. What does not fill a last block is run by itself.
     """
 
     blocks: tuple[AbstractSphereMap, ...]

@@ -1,9 +1,12 @@
 """Networks that turn some coordinates, and a context, into the parameters of the maps of others."""
 
+import itertools
+
 import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.typing import DTypeLike
 from jaxtyping import Array, Float, PRNGKeyArray
 
 from .base import as_column
@@ -17,8 +20,8 @@ class Conditioner(eqx.Module):
     same gradient for ever.
 
     Returns `(num_parameters, num_outputs, *num)`: parameters first, batch last. With no inputs at
-    all it is one learned parameter vector. With `autoregressive` (as many inputs as outputs), output
-    `i` sees the inputs before `i` only, by masks on the weights as in MADE.
+    all it is one learned parameter vector. With `autoregressive` (as many inputs as outputs),
+    output `i` sees the inputs before `i` only, by masks on the weights as in MADE.
 
     References: Germain et al. (2015), arXiv:1502.03509.
     """
@@ -42,7 +45,7 @@ class Conditioner(eqx.Module):
         hidden: tuple[int, ...],
         context_size: int = 0,
         autoregressive: bool = False,
-        dtype=float,
+        dtype: DTypeLike = float,
     ):
         if not hidden or min(hidden) < 1:
             raise ValueError(f"hidden must be one or more layer sizes, not {hidden}")
@@ -82,7 +85,7 @@ class Conditioner(eqx.Module):
         layers = zip(self.weights[:-1], self.biases[:-1], self._masks()[:-1], strict=True)
         for i, (weight, bias, mask) in enumerate(layers):
             x = _affine(_masked(weight, mask), bias, x)
-            if i == 0 and self.context_weight is not None:
+            if i == 0 and self.context_weight is not None and context is not None:
                 x = x + as_column(jnp.tensordot(self.context_weight, context, 1), x)
             x = jax.nn.relu(x)
         return x
@@ -109,7 +112,7 @@ class Conditioner(eqx.Module):
         # a unit of degree m sees the inputs before m
         degrees = [np.arange(self.num_inputs) + 1]
         degrees += [np.arange(len(bias)) % d for bias in self.biases[:-1]]
-        masks = [b[:, None] >= a[None, :] for a, b in zip(degrees[:-1], degrees[1:], strict=True)]
+        masks = [b[:, None] >= a[None, :] for a, b in itertools.pairwise(degrees)]
         outputs = np.tile(np.arange(d), self.num_parameters)
         return [*masks, outputs[:, None] >= degrees[-1][None, :]]
 

@@ -21,6 +21,7 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.typing import DTypeLike
 from jaxtyping import Array, Float, PRNGKeyArray
 
 from .base import AbstractCircleMap, AbstractIntervalMap, AbstractSphereMap, as_column
@@ -42,7 +43,7 @@ class Circle(AbstractSphereMap):
         key: PRNGKeyArray,
         hidden: tuple[int, ...] = (64, 64),
         context_size: int = 0,
-        dtype=float,
+        dtype: DTypeLike = float,
     ):
         self.circle = circle
         self.circle_net = Conditioner(
@@ -92,7 +93,7 @@ class CylinderCoupling(AbstractSphereMap):
         hidden: tuple[int, ...] = (64, 64),
         circle_hidden: tuple[int, ...] | None = None,
         context_size: int = 0,
-        dtype=float,
+        dtype: DTypeLike = float,
     ):
         if n < 4:
             raise ValueError(f"coupling needs two heights, so n >= 4, not {n}; be autoregressive")
@@ -167,7 +168,7 @@ class CylinderAutoregressive(AbstractSphereMap):
         hidden: tuple[int, ...] = (64, 64),
         circle_hidden: tuple[int, ...] | None = None,
         context_size: int = 0,
-        dtype=float,
+        dtype: DTypeLike = float,
     ):
         if n < 3:
             raise ValueError(f"cylinder coordinates have heights from n = 3 on, not {n}")
@@ -273,5 +274,8 @@ def _combine(matrix: np.ndarray, x: Array) -> Array:
 
 
 def _replace_every_second(heights: Array, moved: Array, start: int) -> Array:
-    rows = [moved[i // 2] if i % 2 == start else heights[i] for i in range(heights.shape[0])]
-    return jnp.stack(rows)
+    d = heights.shape[0]
+    # moved rows with gaps in between: an interior padding of one
+    gaps = [(start, d - start - (2 * moved.shape[0] - 1), 1)] + [(0, 0, 0)] * (moved.ndim - 1)
+    spaced = jax.lax.pad(moved, jnp.zeros((), moved.dtype), gaps)
+    return jnp.where(as_column(np.arange(d) % 2 == start, heights), spaced, heights)

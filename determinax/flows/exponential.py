@@ -1,18 +1,18 @@
 r"""Exponential-map flows: every point moves along the geodesic that a potential's gradient points.
 
-$f(x) = \exp_x(v) = x\cos r + v\,\frac{\sin r}r$ with $v = P_x\nabla\phi(x)$, $r = \|v\|$ and $P_x$ the
-projection on the tangent space. For a potential that is $c$-convex with $c = d^2/2$ the map is one to
-one, and (McCann 2001)
+$f(x) = \exp_x(v) = x\cos r + v\,\frac{\sin r}r$ with $v = P_x\nabla\phi(x)$, $r = \|v\|$ and $P_x$
+the projection on the tangent space. For a potential that is $c$-convex with $c = d^2/2$ the map is
+one to one, and (McCann 2001)
 
 $$\log\det = (n-2)\log\frac{\sin r}r + \log\det\big(\nabla^2\phi + r\cot r\,P_{v^\perp} + P_v\big)$$
 
-on the tangent space, where the Riemannian Hessian is $P_xHP_x - \langle x, \nabla\phi\rangle P_x$ for
-the Hessian $H$ of the space around. The same matrix is the Hessian of
-$\psi(x) = \phi(x) + \frac12 d(x, y)^2$, and $f(x) = y$ where $\psi$ is least: the inverse is Newton's
-method on the sphere.
+on the tangent space, where the Riemannian Hessian is
+$P_xHP_x - \langle x, \nabla\phi\rangle P_x$ for the Hessian $H$ of the space around. The same matrix
+is the Hessian of $\psi(x) = \phi(x) + \frac12 d(x, y)^2$, and $f(x) = y$ where $\psi$ is least: the
+inverse is Newton's method on the sphere.
 
-References: Sei (2013), Math. Inst. Statist. Math. 65, on convex combinations of $c$-convex functions;
-Rezende et al. (2020), arXiv:2002.02428, section 2.3.2.
+References: McCann (2001), Geom. Funct. Anal. 11, on the map; Sei (2013), Ann. Inst. Statist. Math.
+65, on convex combinations of $c$-convex functions; Rezende et al. (2020), arXiv:2002.02428, section 2.3.2.
 """
 
 import abc
@@ -20,6 +20,7 @@ import abc
 import equinox as eqx
 import jax
 import jax.numpy as jnp
+from jax.typing import DTypeLike
 from jaxtyping import Array, Float, PRNGKeyArray
 
 from .base import AbstractSphereMap
@@ -53,7 +54,7 @@ class Polynomial(AbstractPotential):
     quadratic: Float[Array, "n n"]
     n: int = eqx.field(static=True)
 
-    def __init__(self, n: int, *, key: PRNGKeyArray, dtype=float):
+    def __init__(self, n: int, *, key: PRNGKeyArray, dtype: DTypeLike = float):
         _check_dimension(n)
         # almost the identity: the gradient of a gap between equal eigenvalues is arbitrary
         self.linear = jnp.zeros(n, dtype)
@@ -89,7 +90,7 @@ class Radial(AbstractPotential):
     logits: Float[Array, " k"]
     n: int = eqx.field(static=True)
 
-    def __init__(self, n: int, num_centres: int, *, key: PRNGKeyArray, dtype=float):
+    def __init__(self, n: int, num_centres: int, *, key: PRNGKeyArray, dtype: DTypeLike = float):
         _check_dimension(n)
         if num_centres < 1:
             raise ValueError(f"a sum of radials needs at least one centre, not {num_centres}")
@@ -121,12 +122,12 @@ class ExponentialMap(AbstractSphereMap):
     """The flow of one potential. The inverse is numerical, and differentiated implicitly."""
 
     potential: AbstractPotential
-    context_size: int = eqx.field(static=True, default=0)
+    context_size: int = eqx.field(static=True)
+    n: int = eqx.field(static=True)
 
-    @property
-    def n(self) -> int:
-        """The dimension of the space around the sphere."""
-        return self.potential.n
+    def __init__(self, potential: AbstractPotential):
+        self.potential = potential
+        self.n, self.context_size = potential.n, 0
 
     def _forward(self, s, context):
         return _over_columns(lambda x: _move(self.potential, x), s)

@@ -12,6 +12,7 @@ import abc
 import equinox as eqx
 import jax
 import jax.numpy as jnp
+from jax.typing import DTypeLike
 from jaxtyping import Array, Float
 
 from .base import AbstractSphereMap, as_column
@@ -38,14 +39,14 @@ class AbstractFactor(eqx.Module):
 class Triangular(AbstractFactor):
     r"""A lower triangular matrix with diagonal $e^{\text{log\_diagonal}}$; zeros are the identity.
 
-    Up to scale and a right rotation, which leave the density alone, this is every invertible matrix.
+    Up to scale and a right rotation, which leave the density alone, every invertible matrix is one.
     """
 
     log_diagonal: Float[Array, " n"]
     below: Float[Array, "n n"]  # only what is strictly below the diagonal counts
     n: int = eqx.field(static=True)
 
-    def __init__(self, n: int, *, dtype=float):
+    def __init__(self, n: int, *, dtype: DTypeLike = float):
         if n < 2:
             raise ValueError(f"a projective map needs a sphere with n >= 2, not n = {n}")
         self.log_diagonal = jnp.zeros(n, dtype)
@@ -76,12 +77,12 @@ class ProjectiveLinear(AbstractSphereMap):
     r"""$s = Mz/\|Mz\|$ for a factor $M$."""
 
     factor: AbstractFactor
-    context_size: int = eqx.field(static=True, default=0)
+    context_size: int = eqx.field(static=True)
+    n: int = eqx.field(static=True)
 
-    @property
-    def n(self) -> int:
-        """The dimension of the space around the sphere."""
-        return self.factor.n
+    def __init__(self, factor: AbstractFactor):
+        self.factor = factor
+        self.n, self.context_size = factor.n, 0
 
     def _forward(self, s, context):
         return _project(self.factor.multiply(s), self.factor.log_abs_det())

@@ -6,15 +6,14 @@ $f_w(t) = t + 2[g_w(t) - g_w(0)]$ with $g_w(t) = \arg(1 - w\bar z)^{-1}
 
 $$f_w'(t) = \frac{1-\rho^2}{|1-w\bar z|^2}.$$
 
-A mixture averages $f_w$ over its centres and turns the result by a phase. No angle of $z$ is taken:
-$\rho\cos(t-\alpha) = \langle w, z\rangle$ and $\rho\sin(t-\alpha) = w \times z$, so there is no branch
-and no seam.
+A mixture averages $f_w$ over its centres and turns the result by a phase. No angle of $z$ is
+taken, as $\rho\cos(t-\alpha) = \langle w, z\rangle$ and $\rho\sin(t-\alpha) = w \times z$: there is
+no branch and no seam.
 
 Reference: Rezende et al. (2020), arXiv:2002.02428, section 2.1.1.
 """
 
-import functools
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import equinox as eqx
 import jax
@@ -22,8 +21,8 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array
 
-from .base import AbstractCircleMap
-from .splines import rotate
+from .base import AbstractCircleMap, with_backward
+from .splines import join, rotate
 
 # how far out a centre may go: the density of one centre stays within a factor 199 of uniform
 _MAX_RADIUS = 0.99
@@ -78,46 +77,105 @@ def _point(t: Array) -> Array:
     return jnp.stack([jnp.cos(t), jnp.sin(t)])
 
 
-def _average(z: Array, raw_x: Array, raw_y: Array, logits: Array) -> tuple[Array, Array]:
-    r"""$f(t) - t$ and $\log f'(t)$ of a mixture, before the phase; no logits for equal weights."""
+class _Centres(NamedTuple):
+    """Centres in the disc, as a point of the circle sees them."""
+
+    x: Array
+    y: Array
+    scale: Array  # centre over raw coordinates
+    spread: Array  # 1 + |raw|^2
+    power: Array  # 1 - rho^2
+    far: Array  # the real part of 1 - w conj(z)
+    cross: Array  # and minus its imaginary part
+    distance: Array  # its square
+
+
+def _centres(z: Array, raw_x: Array, raw_y: Array) -> _Centres:
     square = raw_x * raw_x + raw_y * raw_y
     # |w| = 0.99 |raw| / sqrt(1 + |raw|^2): smooth at 0, where |raw| itself is not
     scale = _MAX_RADIUS * jax.lax.rsqrt(1 + square)
-    wx, wy = scale * raw_x, scale * raw_y
-    power = (1 + (1 - _MAX_RADIUS**2) * square) / (1 + square)  # 1 - rho^2
-    far, cross = 1 - (wx * z[0] + wy * z[1]), wx * z[1] - wy * z[0]
-    turn = jnp.arctan(cross / far) + jnp.arctan(wy / (1 - wx))
-    slope = power / (far * far + cross * cross)
-    e = jnp.exp(logits - jnp.max(logits, axis=0)) if len(logits) else jnp.ones_like(turn)
-    # a quotient of sums, not a sum of shares: exactly the identity at zero
-    total = jnp.sum(e, axis=0)
-    return 2 * jnp.sum(e * turn, axis=0) / total, jnp.log(jnp.sum(e * slope, axis=0) / total)
+    x, y = scale * raw_x, scale * raw_y
+    power = (1 + (1 - _MAX_RADIUS**2) * square) / (1 + square)
+    far, cross = 1 - (x * z[0] + y * z[1]), x * z[1] - y * z[0]
+    return _Centres(x, y, scale, 1 + square, power, far, cross, far * far + cross * cross)
+
+
+def _weights(logits: Array, like: Array) -> Array:
+    return jnp.exp(logits - jnp.max(logits, axis=0)) if len(logits) else jnp.ones_like(like)
+
+
+@jax.custom_jvp
+def _arg(x: Array, y: Array) -> Array:
+    r"""$\arctan(y/x)$ for $x > 0$, by three halvings of the angle and a Taylor polynomial.
+
+    XLA's CPU backend computes `arctan` one number at a time, and so several times slower.
+    """
+    t = y / (jnp.sqrt(x * x + y * y) + x)
+    for _ in range(2):
+        t = t / (1 + jnp.sqrt(1 + t * t))
+    # now |t| <= tan(pi / 16)
+    square = t * t
+    terms = 4 if t.dtype == jnp.float32 else 11
+    series = jnp.full_like(t, (-1) ** terms / (2 * terms + 1))
+    for i in range(terms - 1, -1, -1):
+        series = series * square + (-1) ** i / (2 * i + 1)
+    return 8 * t * series
+
+
+@_arg.defjvp
+def _arg_jvp(primals, tangents):
+    (x, y), (dx, dy) = primals, tangents
+    return _arg(x, y), (x * dy - y * dx) / (x * x + y * y)
 
 
 def _plain_mixture(k: int, params: Array, z: Array) -> tuple[Array, Array]:
-    turn, log_slope = _average(z, params[:k], params[k : 2 * k], params[2 * k : -1])
-    return turn + params[-1], log_slope
-
-
-@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
-def _mixture(k: int, params: Array, z: Array) -> tuple[Array, Array]:
-    """`_plain_mixture`, which keeps nothing but its inputs for the way back."""
-    return _plain_mixture(k, params, z)
+    r"""$f(t) - t$ and $\log f'(t)$."""
+    c = _centres(z, params[:k], params[k : 2 * k])
+    e = _weights(params[2 * k : -1], c.x)
+    turn = _arg(c.far, c.cross) + _arg(1 - c.x, c.y)
+    # quotients of sums, not sums of shares: exactly the identity at zero
+    total = jnp.sum(e, axis=0)
+    log_slope = jnp.log(jnp.sum(e * c.power / c.distance, axis=0) / total)
+    return 2 * jnp.sum(e * turn, axis=0) / total + params[-1], log_slope
 
 
 def _mixture_forward(k, params, z):
+    # nothing but the inputs is kept for the way back
     return _plain_mixture(k, params, z), (params, z)
 
 
-def _mixture_backward(k, residuals, cotangents):
-    params, z = residuals
-    _, pull = jax.vjp(_average, z, params[:k], params[k : 2 * k], params[2 * k : -1])
-    at_z, at_x, at_y, at_logits = pull(cotangents)
-    # slices differentiated by autodiff would be padded and summed; these are put in their places
-    return jnp.concatenate([at_x, at_y, at_logits, cotangents[0][None]]), at_z
+def _mixture_transposed(k, residuals, cotangents):
+    """By hand, and with rows put in place where autodiff of slices would pad and add them."""
+    (params, z), (at_turn, at_log) = residuals, cotangents
+    raw_x, raw_y, logits = params[:k], params[k : 2 * k], params[2 * k : -1]
+    c = _centres(z, raw_x, raw_y)
+    e = _weights(logits, c.x)
+    slope, total = c.power / c.distance, jnp.sum(e, axis=0)
+    mean_slope = jnp.sum(e * slope, axis=0)
+    at_angle = 2 * e * (at_turn / total)
+    at_power = e * (at_log / mean_slope) / c.distance
+    pull, swing = 2 * at_power * slope, at_angle / c.distance
+    at_far, at_cross = -(swing * c.cross + pull * c.far), swing * c.far - pull * c.cross
+    anchor = at_angle / ((1 - c.x) ** 2 + c.y**2)
+    at_x = z[1] * at_cross - z[0] * at_far + anchor * c.y - 2 * at_power * c.x
+    at_y = anchor * (1 - c.x) - z[1] * at_far - z[0] * at_cross - 2 * at_power * c.y
+    along = (at_x * raw_x + at_y * raw_y) / c.spread
+    at_z = jnp.stack(
+        [
+            -jnp.sum(c.x * at_far + c.y * at_cross, axis=0),
+            jnp.sum(c.x * at_cross - c.y * at_far, axis=0),
+        ]
+    )
+    rows = [c.scale * (at_x - along * raw_x), c.scale * (at_y - along * raw_y)]
+    if len(logits):
+        turn = _arg(c.far, c.cross) + _arg(1 - c.x, c.y)
+        mean_turn = jnp.sum(e * turn, axis=0) / total
+        at_slope = e * (slope * (at_log / mean_slope) - at_log / total)
+        rows.append(at_angle * (turn - mean_turn) + at_slope)
+    return join(*rows, at_turn[None]), at_z
 
 
-_mixture.defvjp(_mixture_forward, _mixture_backward)
+_mixture = with_backward(_plain_mixture, _mixture_forward, _mixture_transposed)
 
 
 def _find_root(f, guess: Array) -> Array:

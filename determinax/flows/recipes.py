@@ -5,6 +5,7 @@ from typing import Literal
 import equinox as eqx
 import jax
 import jax.numpy as jnp
+from jax.typing import DTypeLike
 from jaxtyping import Array, PRNGKeyArray
 
 from .. import sphere
@@ -32,7 +33,7 @@ def cylinder(
     circle_hidden: tuple[int, ...] | None = None,
     context_size: int = 0,
     weights: Literal["equal", "learned"] = "equal",
-    dtype=None,
+    dtype: DTypeLike | None = None,
 ) -> Chain:
     """Splines on the heights and Moebius maps (or a spline) on the circle: the paper's flow.
 
@@ -74,8 +75,10 @@ def cylinder(
     return Chain(maps)
 
 
-def exponential_polynomial(n: int, *, key: PRNGKeyArray, num_flows: int = 1, dtype=None) -> Chain:
-    """Exponential maps of quadratic potentials: smooth and broad, a good start for few parameters."""
+def exponential_polynomial(
+    n: int, *, key: PRNGKeyArray, num_flows: int = 1, dtype: DTypeLike | None = None
+) -> Chain:
+    """Exponential maps of quadratic potentials: smooth and broad, with few parameters."""
     _check_dimension(n)
     _check_count("num_flows", num_flows)
     dtype = jnp.result_type(float) if dtype is None else dtype
@@ -84,7 +87,12 @@ def exponential_polynomial(n: int, *, key: PRNGKeyArray, num_flows: int = 1, dty
 
 
 def exponential_radial(
-    n: int, *, key: PRNGKeyArray, num_flows: int = 6, num_centres: int = 5, dtype=None
+    n: int,
+    *,
+    key: PRNGKeyArray,
+    num_flows: int = 6,
+    num_centres: int = 5,
+    dtype: DTypeLike | None = None,
 ) -> Chain:
     """Exponential maps of sums of radial bumps: densities with modes at learned places."""
     _check_dimension(n)
@@ -94,8 +102,8 @@ def exponential_radial(
     return Chain([ExponentialMap(Radial(n, num_centres, key=k, dtype=dtype)) for k in keys])
 
 
-def projective_linear(n: int, *, dtype=None) -> ProjectiveLinear:
-    r"""$s = Mz/\|Mz\|$ with triangular $M$, from the identity: holds the best proposal for $|\det A|$."""
+def projective_linear(n: int, *, dtype: DTypeLike | None = None) -> ProjectiveLinear:
+    r"""$s = Mz/\|Mz\|$ with triangular $M$: holds the best proposal for $|\det A|$."""
     _check_dimension(n)
     return ProjectiveLinear(Triangular(n, dtype=jnp.result_type(float) if dtype is None else dtype))
 

@@ -3,6 +3,7 @@
 import equinox as eqx
 import jax
 import jax.numpy as jnp
+from jax.typing import DTypeLike
 from jaxtyping import Array, Float, PRNGKeyArray
 
 from .. import sphere
@@ -24,7 +25,7 @@ class Rotation(AbstractSphereMap):
         self.n, self.context_size = matrix.shape[0], 0
 
     @staticmethod
-    def random(n: int, *, key: PRNGKeyArray, dtype=float) -> "Rotation":
+    def random(n: int, *, key: PRNGKeyArray, dtype: DTypeLike = float) -> "Rotation":
         """A uniformly (Haar) distributed one."""
         _check_dimension(n)
         return Rotation(sphere.frame(key, n, dtype=dtype))
@@ -47,7 +48,12 @@ class Householder(AbstractSphereMap):
     n: int = eqx.field(static=True)
 
     def __init__(
-        self, n: int, num_reflections: int | None = None, *, key: PRNGKeyArray, dtype=float
+        self,
+        n: int,
+        num_reflections: int | None = None,
+        *,
+        key: PRNGKeyArray,
+        dtype: DTypeLike = float,
     ):
         _check_dimension(n)
         count = n if num_reflections is None else num_reflections

@@ -1,11 +1,10 @@
 """log_det is the log-determinant of the Jacobian between tangent spaces."""
 
-import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from .registry import MODERATE, build, every_map, forward, inverse, points
+from .registry import MODERATE, build, every_map, forward, inverse, jit, points
 
 
 def _tangent_basis(x):
@@ -15,7 +14,7 @@ def _tangent_basis(x):
     return q[:, 1:n]
 
 
-@eqx.filter_jit
+@jit
 def _by_autodiff(f, s):
     def one(x):
         jacobian = jax.jacrev(lambda x: f.forward(x)[0])(x)
