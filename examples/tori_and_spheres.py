@@ -4,7 +4,8 @@ Run with `python examples/tori_and_spheres.py` (about ten minutes on two cores);
 some, `--steps` shortens. The table and the picture go to docs/results/.
 
 The target is p(x) ~ sum_k exp(10 <x, mu_k>); its normaliser is known, so the divergence is exact up
-to the noise of 20,000 evaluation samples. Settings as published: Adam, batches of 256, 20,000 steps.
+to the noise of 20,000 evaluation samples. Settings as published: Adam, batches of 256, 20,000 steps;
+the learning rate is ours (published: 2e-4, constant), since the exponential maps need more.
 
 References: Rezende et al. (2020), arXiv:2002.02428, section 4.1.
 """
@@ -149,8 +150,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--steps", type=int, default=20_000)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--learning-rate", type=float, default=2e-4)
-    parser.add_argument("--schedule", choices=("constant", "cosine"), default="constant")
+    parser.add_argument("--learning-rate", type=float, default=5e-3)
+    parser.add_argument("--schedule", choices=("constant", "cosine"), default="cosine")
     parser.add_argument("--models", type=int, nargs="*", default=range(len(MODELS)))
     parser.add_argument("--out", type=pathlib.Path, default="docs/results")
     arguments = parser.parse_args()
