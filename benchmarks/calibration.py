@@ -100,10 +100,11 @@ HEADER = (
 
 
 READING = """\
-Read it so: given `ok`, the interval covers as it should at every condition number and dimension; no run was called
-ok and off by more than 1 nat; the certificate holds far more often than it promises. The weak spot is in the third
-table: one singular value near 0.55 of all others puts the weights' variance at the edge of the finite. Most such runs
-are flagged, but those called ok are the lucky ones, and their intervals cover less often than 95 %.
+Read it so: given `ok`, the interval covers as it should at every condition number and dimension;
+no run was called ok and off by more than 1 nat; the certificate holds far more often than it
+promises. The weak spot is in the third table: one singular value near 0.55 of all others puts the
+weights' variance at the edge of the finite. Most such runs are flagged, but those called ok are
+the lucky ones, and their intervals cover less often than 95 %.
 """
 
 
