@@ -34,6 +34,7 @@ class Moments(eqx.Module):
     count: Int[Array, ""]
     first_bad: Int[Array, ""]
     batch: int = eqx.field(static=True)
+    candidates: int = eqx.field(static=True)  # a chunk's largest weights, looked at for the tail
 
 
 def empty(num_groups: int, groups_per_chunk: int, dtype) -> Moments:
@@ -46,6 +47,9 @@ def empty(num_groups: int, groups_per_chunk: int, dtype) -> Moments:
     zero, pair = jnp.zeros((), dtype), jnp.zeros(2, dtype)
     batch = 2 ** round(math.log2(max(1.0, math.sqrt(num_groups) / 2)))
     num_tail = min(math.ceil(3 * math.sqrt(num_groups)), num_groups // 5, _MAX_TAIL)
+    # a chunk holds so many of the final tail on average; far more than that never happens by chance
+    expected = num_tail * groups_per_chunk / num_groups
+    candidates = math.ceil(expected + 12 * math.sqrt(expected) + 32)
     return Moments(
         pivot=zero,
         shift=zero - jnp.inf,
@@ -65,6 +69,7 @@ def empty(num_groups: int, groups_per_chunk: int, dtype) -> Moments:
         count=jnp.zeros((), jnp.int32),
         first_bad=jnp.full((), -1, jnp.int32),
         batch=min(batch, groups_per_chunk),
+        candidates=candidates,
     )
 
 
@@ -86,7 +91,10 @@ def update(moments: Moments, log_w: Float[Array, "groups size"]) -> Moments:
     logs, group_logs = mean_log - pivot, group_log_w - pivot
     whole = groups // moments.batch * moments.batch
     batches = log_mean_exp(group_log_w[:whole].reshape(-1, moments.batch), axis=1) - pivot
-    tail = jnp.concatenate([moments.tail, (stopped - pivot).astype(jnp.float32)])
+    largest, _ = jax.lax.top_k(
+        (stopped - pivot).astype(jnp.float32), min(moments.candidates, groups)
+    )
+    tail = jnp.concatenate([moments.tail, largest])
     return Moments(
         pivot=pivot,
         shift=shift,
@@ -106,6 +114,7 @@ def update(moments: Moments, log_w: Float[Array, "groups size"]) -> Moments:
             moments.first_bad >= 0, moments.first_bad, _first_bad(log_w, moments.count)
         ),
         batch=moments.batch,
+        candidates=moments.candidates,
     )
 
 

@@ -22,7 +22,7 @@ S = TypeVar("S")
 Directions = Literal["independent", "frames"]
 
 # measured: a chunk should stay within the caches, and be long enough to pay for its bookkeeping
-_CHUNK_ENTRIES, _CHUNK_SIZES = 2**19, (64, 4096)
+_CHUNK_ENTRIES, _CHUNK_SIZES = 2**19, (64, 8192)
 
 
 class Plan(NamedTuple):
