@@ -72,7 +72,7 @@ def estimate(
     volume: Annotated[
         bool, typer.Option("--volume", help="1/2 log det A^T A of a tall matrix.")
     ] = False,
-    seed: Annotated[int, typer.Option(help="The random seed.")] = 0,
+    seed: Annotated[int, typer.Option(help="The random seed.", min=0, max=2**32 - 1)] = 0,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")] = False,
 ) -> None:
     """Estimate log|det A| of the matrix in FILE.
@@ -114,7 +114,7 @@ def estimate(
 @app.command()
 def demo(
     samples: Annotated[int, typer.Option(help="Directions for Monte Carlo.")] = 100_000,
-    seed: Annotated[int, typer.Option(help="The random seed.")] = 0,
+    seed: Annotated[int, typer.Option(help="The random seed.", min=0, max=2**32 - 1)] = 0,
     out: Annotated[pathlib.Path, typer.Option(help="Where the picture goes.")] = pathlib.Path(
         "demo"
     ),
@@ -146,8 +146,8 @@ def _bad_input_exits() -> Iterator[None]:
     """One sentence on standard error and exit code 2, instead of a traceback."""
     try:
         yield
-    except (ValueError, TypeError) as error:
-        print(f"determinax: {error}", file=sys.stderr)
+    except (ValueError, TypeError, OverflowError, MemoryError) as error:
+        print(f"determinax: {error or 'out of memory'}", file=sys.stderr)
         raise typer.Exit(BAD_INPUT) from None
 
 

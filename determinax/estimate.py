@@ -257,7 +257,8 @@ def from_moments(
     g = num_groups
     mean = jnp.sum(moments.weights) / g
     shift = jnp.where(jnp.isinf(moments.shift), 0, moments.shift)
-    log_mean = shift + jnp.log(mean)
+    # a product that was not finite has spoiled everything, also where its weight would be 0
+    log_mean = jnp.where(moments.first_bad >= 0, jnp.nan, shift + jnp.log(mean))
 
     log_center, log_error = mo.mean_and_error(moments.logs, moments.log_squares, g)
     squares = jnp.sum(moments.squares)
@@ -273,7 +274,8 @@ def from_moments(
     )
     variance = jnp.maximum(jnp.sum(moments.direction_squares) / g - log_center**2, 0)
     value_range = moments.shift - moments.smallest
-    tolerance = verdict.EQUAL_WEIGHTS * n * jnp.finfo(value_range.dtype).eps
+    rounding = verdict.EQUAL_WEIGHTS * n * float(jnp.finfo(value_range.dtype).eps)
+    tolerance = min(rounding, verdict.EQUAL_WEIGHTS_NATS)
     return Estimate(
         log_abs_det=-factor * log_mean,
         standard_error=factor * error,

@@ -40,8 +40,10 @@ THRESHOLDS = {
 NARROW_SPREAD, BROAD_NUM_GROUPS = 0.35, 2000
 # log-weights whose range is rounding, in units of n times the dtype's epsilon
 EQUAL_WEIGHTS = 16
+# and never more than this, in nats: at n = 1e6 float32's rounding hides a singular direction
+EQUAL_WEIGHTS_NATS = 1e-3
 # so many weights must agree before their equality means something
-MIN_EQUAL = 8
+MIN_EQUAL = 25
 
 
 class Figures(NamedTuple):
@@ -62,11 +64,14 @@ class Figures(NamedTuple):
 def judge(figures: Figures) -> tuple[Status, tuple[str, ...]]:
     """Status and reasons, worst first."""
     if math.isnan(figures.log_abs_det):
-        return "unreliable", ("The result is NaN: a product was not finite; check the operator.",)
+        return "unreliable", (
+            "The result is NaN: a product was not finite, so nothing is known, to either side; "
+            "use an operator whose products are finite.",
+        )
     if figures.log_abs_det == -math.inf:
         return "unreliable", (
-            "The operator maps a direction to zero: it is singular, or its products underflow; "
-            "log|det| is -inf unless a rescaled operator says otherwise.",
+            "The operator maps a direction to zero: it is singular, and log|det| is -inf, or its "
+            "products underflow, and -inf is too small; use a rescaled operator to tell.",
         )
     if figures.rounding is not None:
         return _judge_exact(figures.rounding)

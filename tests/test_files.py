@@ -60,11 +60,6 @@ def npy_bytes(array, **options):
     return buffer.getvalue()
 
 
-def lying_header():
-    data = npy_bytes(MATRIX)
-    return data.replace(b"(3, 3)", b"(9000000, 9000000)"[:6]).replace(b"(9000", b"(9000")
-
-
 def lie(data, old, new):
     """A header that claims another shape, of the same length as before."""
     assert old in data
@@ -87,6 +82,11 @@ BAD = {
     "pickled.npy": (pickle.dumps(MATRIX), "cannot be read as .npy"),
     "garbage.npz": (b"PK not a zip", "cannot be read as .npz"),
     "empty.csv": (b"\n\n", "holds no numbers"),
+    "hole.csv": (b"1,,2\n3,,4\n", "'' is not a number"),
+    "cut.mtx": (
+        b"%%MatrixMarket matrix coordinate real general\n2 2 2\n1 1 2.5\n2 2 5E-",
+        "cannot be read as .mtx",
+    ),
     "ragged.csv": (b"1,2\n3\n", "row 2 has 1 entries where the first has 2"),
     "words.csv": (b"a,b\nc,d\n", "only numbers"),
     "binary.txt": (b"\x00\x01\x02", "not a text file"),

@@ -5,6 +5,7 @@ import jax.numpy as jnp
 import lineax as lx
 import numpy as np
 import pytest
+import scipy.sparse
 from registry import near_isometry
 
 import determinax as dx
@@ -103,6 +104,27 @@ def test_jacobians_and_closures_are_traced():
         return dx.log_abs_det(operator, dx.MonteCarlo(100), key=KEY).log_abs_det
 
     np.testing.assert_allclose(jax.grad(g)(2.0), 5 / 2.0, rtol=1e-12)
+
+
+def test_constants_inside_of_jit():
+    csr = scipy.sparse.csr_array(np.asarray(A))
+    for operator in (csr, np.asarray(A), dx.as_operator(lambda x: A @ x, jnp.zeros(5))):
+        for method in (dx.MonteCarlo(500), dx.Exact()):
+            value = jax.jit(
+                lambda x, o=operator, m=method: x + dx.log_abs_det(o, m, key=KEY).log_abs_det
+            )
+            plain = dx.log_abs_det(operator, method, key=KEY).log_abs_det
+            np.testing.assert_allclose(value(0.0), plain, rtol=1e-9)
+
+
+def test_infinite_products_are_nan_inside_of_jit():
+    def f(scale):
+        operator = dx.as_operator(
+            lambda x: jnp.where(x[0] > 0, jnp.inf, scale) * x, jnp.zeros(3), check_linear=False
+        )
+        return dx.log_abs_det(operator, dx.MonteCarlo(100), key=KEY).log_abs_det
+
+    assert np.isnan(jax.jit(f)(1.0))
 
 
 def test_nan_passes_through_tracing_as_nan():

@@ -50,14 +50,16 @@ def test_broad_weights_want_more_draws_than_narrow_ones():
 
 
 def test_every_reason_has_a_direction_and_a_cure():
-    cases = [
+    cases = [GOOD._replace(log_abs_det=math.nan), GOOD._replace(log_abs_det=-math.inf)]
+    cases += [
         GOOD._replace(**{name: limit.unreliable + (1 if limit.unreliable > limit.warn else -1)})
         for name, limit in verdict.THRESHOLDS.items()
         if name in Figures._fields
     ]
     for figures in cases:
+        assert judge(figures)[1]
         for reason in judge(figures)[1]:
-            assert "too large" in reason or "either side" in reason
+            assert any(word in reason for word in ("too large", "too small", "either side"))
             assert any(cure in reason for cure in ("take", "increase", "use", "proposal"))
 
 
@@ -121,6 +123,30 @@ def test_exact_knows_when_the_digits_are_gone():
     assert single.status in ("warn", "unreliable")
     tall = np.vander(np.linspace(0, 1, 30), 25)
     assert dx.log_volume(tall, dx.Exact()).status == "unreliable"
+
+
+def test_a_singular_direction_among_a_million_is_not_exact():
+    for seed in range(3):
+        e = dx.log_abs_det(
+            lambda x: x.at[0].set(0),
+            dx.MonteCarlo(30),
+            key=jax.random.key(seed),
+            example=jax.ShapeDtypeStruct((10**5,), np.float32),
+        )
+        assert e.status in ("warn", "unreliable")
+
+
+def test_exact_counts_the_rounding_of_a_long_sum_of_logarithms():
+    values = np.random.default_rng(0).uniform(1e-30, 2e-30, 2000).astype(np.float32)
+    e = dx.log_abs_det(np.diag(values), dx.Exact())
+    assert abs(e.log_abs_det - np.log(values.astype(float)).sum()) < e.standard_error
+
+
+def test_rows_of_rounding_are_as_good_as_zero_where_products_gave_them():
+    e = dx.log_abs_det(
+        lambda x: jax.scipy.fft.dct(x - x.mean(), norm="ortho"), dx.Exact(), example=np.zeros(20)
+    )
+    assert e.status == "unreliable"
 
 
 def test_exact_is_not_fooled_by_scales():

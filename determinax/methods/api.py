@@ -31,7 +31,7 @@ def log_abs_det(
     - `method`: `Auto()` by default; `Exact()`, `MonteCarlo(num_samples)`, `Lanczos(...)`.
     - `key`: a JAX key; only `Exact()` does without.
     - `example`: an input of a callable operator.
-    - `check_linear`: spend three products to check that a callable is linear.
+    - `check_linear`: spend four products to check that a callable is linear.
     - `allow_unreliable`: let `float(estimate)` answer even where the estimate is unreliable.
     - `progress`: a bar on runs over two seconds; None: if standard error is a terminal.
 

@@ -11,14 +11,14 @@ from determinax import operators as ops
 from determinax.estimate import Estimate
 from determinax.methods.base import AbstractMethod, require_key, whole_number
 from determinax.methods.exact import Exact
-from determinax.methods.lanczos import Lanczos, is_definite
+from determinax.methods.lanczos import Lanczos, is_definite, transposed
 from determinax.methods.monte_carlo import MonteCarlo
-from determinax.operators import NO_PRODUCTS, Products
+from determinax.operators import NO_PRODUCTS, OperatorError, Products
 from determinax.progress import Report
 
 # without a budget: what an LU on a workstation does in about a minute
 _DENSE_LIMIT = 8192
-_PILOT = 32
+_PILOT, _MAX_DEPTH = 32, 100
 # spread of log-weights up to which plain Monte Carlo beats Lanczos at equal products
 _NARROW = 0.5
 
@@ -56,7 +56,7 @@ class Auto(AbstractMethod):
             note = f"Auto chose Exact: {n:,} products reveal A, and {limit:,} were allowed."
             return Exact().estimate(operator, key, spent=spent, progress=progress).with_notes(note)
         key = require_key(key, "Auto")
-        budget = n // 4 if budget is None else budget
+        budget = n // 4 if budget is None else max(1, budget - spent.total)
         pilot_key, main_key = jax.random.split(key)
         pilot = min(_PILOT, budget // 4)
         if pilot < 8 or ops.is_traced((operator, key)):
@@ -76,8 +76,11 @@ class Auto(AbstractMethod):
     def _choose(self, operator, spread: float, left: int) -> tuple[AbstractMethod, str]:
         if spread < _NARROW:
             return MonteCarlo(left), "near an isometry, where Monte Carlo has the smaller error"
-        if isinstance(operator, ops.HostLinearOperator) and not operator.has_transpose:
-            return MonteCarlo(left), "and without a transpose there is no Lanczos"
-        steps = left if is_definite(operator) else left // 2
-        depth = max(1, min(operator.in_size(), round(steps**0.5), steps))
+        if not is_definite(operator):
+            try:
+                transposed(operator)
+            except OperatorError:
+                return MonteCarlo(left), "and without a transpose there is no Lanczos"
+        steps = left - 1 if is_definite(operator) else (left - 1) // 2
+        depth = max(1, min(operator.in_size(), round(steps**0.5), steps, _MAX_DEPTH))
         return Lanczos(max(1, steps // depth), depth), "too broad for Monte Carlo"

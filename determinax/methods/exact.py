@@ -45,9 +45,13 @@ class Exact(AbstractMethod):
             matrix = reveal(inner)
         else:
             matrix = weights.guarded(_compiled_reveal, inner)
-            require_finite_columns(matrix)
-        log_abs_det, condition = _square(matrix) if m == n else _tall(matrix)
-        rounding = jnp.finfo(matrix.dtype).eps * condition
+            if not ops.is_traced(matrix):  # constants inside of jit are traced as well
+                require_finite_columns(matrix)
+        log_abs_det, condition, log_size = _square(matrix) if m == n else _tall(matrix)
+        if not isinstance(inner, lx.MatrixLinearOperator | ops.SparseLinearOperator):
+            condition = jnp.maximum(condition, _product_condition(matrix))
+        # the factors' rounding, and that of the sum of their logarithms
+        rounding = jnp.finfo(matrix.dtype).eps * (condition + 4 * log_size)
         spent += Products(n)
         return Estimate(
             log_abs_det=log_abs_det,
@@ -66,14 +70,15 @@ def reveal(operator: lx.AbstractLinearOperator) -> Inexact[Array, "m n"]:
         return operator.matrix
     n, dtype = operator.in_size(), operator.in_structure().dtype
     chunk = min(n, 256)
-    starts = jnp.arange(0, n, chunk)
 
-    def block(start):
-        unit = jax.nn.one_hot(start + jnp.arange(chunk), n, dtype=dtype, axis=0)
+    def block(start, size):
+        unit = jax.nn.one_hot(start + jnp.arange(size), n, dtype=dtype, axis=0)
         return ops.columns(operator, unit)
 
-    blocks = jax.lax.map(block, starts)
-    return jnp.moveaxis(blocks, 0, 1).reshape(operator.out_size(), -1)[:, :n]
+    full, rest = divmod(n, chunk)
+    blocks = jax.lax.map(lambda start: block(start, chunk), chunk * jnp.arange(full))
+    matrix = jnp.moveaxis(blocks, 0, 1).reshape(operator.out_size(), -1)
+    return jnp.concatenate([matrix, block(full * chunk, rest)], axis=1) if rest else matrix
 
 
 _compiled_reveal = eqx.filter_jit(reveal)
@@ -101,7 +106,7 @@ def require_finite_columns(matrix: Array) -> None:
 
 
 @jax.jit
-def _square(matrix: Inexact[Array, "n n"]) -> tuple[Array, Array]:
+def _square(matrix: Inexact[Array, "n n"]) -> tuple[Array, Array, Array]:
     """log|det| by LU of the equilibrated matrix, and that matrix' condition number.
 
     Scaling rows and columns by powers of two is free of rounding and leaves only the ill-condition
@@ -112,11 +117,9 @@ def _square(matrix: Inexact[Array, "n n"]) -> tuple[Array, Array]:
     cols = _binary_scale(scaled, axis=0)
     scaled = scaled / cols
     lu, pivots = jax.scipy.linalg.lu_factor(scaled)
-    log_abs_det = (
-        jnp.sum(jnp.log(jnp.abs(jnp.diagonal(lu))))
-        + jnp.sum(jnp.log(rows))
-        + jnp.sum(jnp.log(cols))
-    )
+    logs = jnp.log(jnp.abs(jnp.diagonal(lu)))
+    log_scales = jnp.sum(jnp.log(rows)) + jnp.sum(jnp.log(cols))
+    log_abs_det = jnp.sum(logs) + log_scales
     norm = jnp.max(jnp.sum(jnp.abs(scaled), axis=0))
     factors = jax.lax.stop_gradient(lu), pivots
     inverse = _one_norm(
@@ -124,15 +127,16 @@ def _square(matrix: Inexact[Array, "n n"]) -> tuple[Array, Array]:
         lambda x: jax.scipy.linalg.lu_solve(factors, x, trans=2),
         jax.lax.stop_gradient(scaled),
     )
-    return log_abs_det, _condition(norm, inverse)
+    return log_abs_det, _condition(norm, inverse), jnp.sum(jnp.abs(logs)) + jnp.abs(log_scales)
 
 
 @jax.jit
-def _tall(matrix: Inexact[Array, "m n"]) -> tuple[Array, Array]:
+def _tall(matrix: Inexact[Array, "m n"]) -> tuple[Array, Array, Array]:
     """Half of log det A^T A by QR, columns scaled first."""
     cols = _binary_scale(matrix, axis=0)
     r = jnp.linalg.qr(matrix / cols, mode="r")
-    log_volume = jnp.sum(jnp.log(jnp.abs(jnp.diagonal(r)))) + jnp.sum(jnp.log(cols))
+    logs, log_scales = jnp.log(jnp.abs(jnp.diagonal(r))), jnp.sum(jnp.log(cols))
+    log_volume = jnp.sum(logs) + log_scales
     norm = jnp.max(jnp.sum(jnp.abs(r), axis=0))
     stopped = jax.lax.stop_gradient(r)
     inverse = _one_norm(
@@ -140,7 +144,17 @@ def _tall(matrix: Inexact[Array, "m n"]) -> tuple[Array, Array]:
         lambda x: jax.scipy.linalg.solve_triangular(stopped, x, trans=2),
         stopped,
     )
-    return log_volume, _condition(norm, inverse)
+    return log_volume, _condition(norm, inverse), jnp.sum(jnp.abs(logs)) + jnp.abs(log_scales)
+
+
+def _product_condition(matrix: Array) -> Array:
+    """How small a row is beside the largest: entries that products gave may be rounding there.
+
+    An explicit matrix may have rows of any size; a product's error is that of its largest terms,
+    so a row of 1e-17 beside ones is as good as zero.
+    """
+    largest = jnp.max(jnp.abs(jax.lax.stop_gradient(matrix)), axis=1)
+    return jnp.max(largest) / jnp.min(largest)
 
 
 def _binary_scale(matrix: Array, axis: int) -> Array:

@@ -17,6 +17,9 @@ from determinax.methods.base import AbstractMethod, require_key, whole_number
 from determinax.operators import NO_PRODUCTS, OperatorError, Products
 from determinax.progress import Report
 
+# what the Lanczos bases of the probes in memory may hold together
+_BASIS_ENTRIES = 2**26
+
 
 @dataclasses.dataclass(frozen=True)
 class Lanczos(AbstractMethod):
@@ -74,7 +77,8 @@ class Lanczos(AbstractMethod):
         bias = jnp.abs(jnp.mean(halves) - jnp.mean(values)) if depth < n else jnp.zeros(())
         error, bias = jnp.maximum(error, rounding), jnp.maximum(bias - rounding, 0)
         steps = self.num_probes * depth
-        spent += Products(steps) if symmetric else Products(steps, steps)
+        # and one product to find the scale
+        spent += Products(steps + 1) if symmetric else Products(steps + 1, steps)
         return Estimate(
             log_abs_det=factor * (jnp.mean(values) + n * log_scale),
             standard_error=factor * jnp.hypot(error, bias),
@@ -120,7 +124,10 @@ def _quadratures(operator, transpose, key, num_probes, depth, symmetric):
         nodes = decompose(operator, transpose, scale, depth)(probe)
         return nodes(depth), nodes(max(depth // 2, 1))
 
-    values, halves = jax.vmap(quadrature, in_axes=-1)(probes.astype(float))
+    # side by side, as many as their bases leave room for
+    room = max(1, _BASIS_ENTRIES // (depth * (n + operator.out_size())))
+    batch = min(num_probes, room)
+    values, halves = jax.lax.map(quadrature, probes.T.astype(float), batch_size=batch)
     return n * values, n * halves, log_scale
 
 

@@ -82,6 +82,8 @@ class HostProducts:
 
     def __init__(self, host: scipy.sparse.linalg.LinearOperator, dtype: np.dtype):
         self.host, self.dtype = host, dtype
+        # an integer operator still multiplies unit vectors
+        self.vector_dtype = np.result_type(host.dtype, np.float32)
         self.failure: BaseException | None = None
 
     def forward(self, rows: Any) -> np.ndarray:
@@ -96,8 +98,13 @@ class HostProducts:
     def _call(self, product: Callable, rows: Any, size: int) -> np.ndarray:
         try:
             rows = np.asarray(rows)
-            x = rows.reshape(-1, rows.shape[-1]).T.astype(self.host.dtype)
+            x = rows.reshape(-1, rows.shape[-1]).T.astype(self.vector_dtype)
             y = np.asarray(product(x))
+            if np.iscomplexobj(y) and not np.iscomplexobj(x):
+                raise OperatorError(
+                    f"a product is complex, but the operator says {self.host.dtype}: "
+                    "give the LinearOperator a complex dtype"
+                )
             if y.shape != (size, x.shape[1]):
                 raise OperatorError(
                     f"a block of products has shape {y.shape} where {(size, x.shape[1])} was due: "
@@ -192,7 +199,7 @@ class FlatLinearOperator(lx.AbstractLinearOperator):
     def mv(self, vector):
         """The product with one ravelled input."""
         image = self.inner.mv(_unravel(self.inner.in_structure(), vector))
-        return jax.flatten_util.ravel_pytree(image)[0]
+        return jax.flatten_util.ravel_pytree(image)[0].astype(self.in_structure().dtype)
 
     def as_matrix(self):
         """The dense matrix."""
@@ -207,8 +214,9 @@ class FlatLinearOperator(lx.AbstractLinearOperator):
         return _flat_structure(self.inner.in_structure())
 
     def out_structure(self):
-        """The structure of a vector that it gives."""
-        return _flat_structure(self.inner.out_structure())
+        """The structure of a vector that it gives: in the dtype of what it takes."""
+        flat = _flat_structure(self.inner.out_structure())
+        return jax.ShapeDtypeStruct(flat.shape, self.in_structure().dtype)
 
 
 class RealEmbedding(lx.AbstractLinearOperator):
