@@ -101,7 +101,11 @@ def _centres(z: Array, raw_x: Array, raw_y: Array) -> _Centres:
 
 
 def _weights(logits: Array, like: Array) -> Array:
-    return jnp.exp(logits - jnp.max(logits, axis=0)) if len(logits) else jnp.ones_like(like)
+    if not len(logits):
+        return jnp.ones_like(like)
+    # no gradient through the maximum: autodiff compares with it, and after XLA has rounded both
+    # differently nothing may be equal to it
+    return jnp.exp(logits - jax.lax.stop_gradient(jnp.max(logits, axis=0)))
 
 
 @jax.custom_jvp

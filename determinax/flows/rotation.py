@@ -1,5 +1,7 @@
 """Rotations, which mix coordinates at no cost in volume."""
 
+from typing import Any
+
 import equinox as eqx
 import jax
 import jax.numpy as jnp
@@ -25,7 +27,7 @@ class Rotation(AbstractSphereMap):
         self.n, self.context_size = matrix.shape[0], 0
 
     @staticmethod
-    def random(n: int, *, key: PRNGKeyArray, dtype: DTypeLike = float) -> "Rotation":
+    def random(n: int, *, key: PRNGKeyArray, dtype: Any = float) -> "Rotation":
         """A uniformly (Haar) distributed one."""
         _check_dimension(n)
         return Rotation(sphere.frame(key, n, dtype=dtype))

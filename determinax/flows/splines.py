@@ -267,7 +267,7 @@ class _Softmax(NamedTuple):
 
 
 def _exps(logits: Array) -> tuple[Array, _Softmax]:
-    top = jnp.max(logits, axis=0)
+    top = jax.lax.stop_gradient(jnp.max(logits, axis=0))
     e = jnp.exp(logits - top)
     return e, _Softmax(top, jnp.sum(e, axis=0))
 
