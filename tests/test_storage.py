@@ -29,7 +29,7 @@ def perturbed(flow):
 @pytest.mark.parametrize("name", REGISTRY)
 def test_every_map_comes_back_bit_for_bit(tmp_path, name, dtype):
     entry = REGISTRY[name]
-    n = max(entry.least_n, min(4, entry.most_n))
+    n = entry.dimensions[0]
     proposal = Proposal(perturbed(entry.make(n, KEY, dtype)))
     storage.save(proposal, tmp_path / "q.safetensors")
     back = storage.load(tmp_path / "q.safetensors")
