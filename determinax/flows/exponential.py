@@ -47,8 +47,7 @@ class Polynomial(AbstractPotential):
 
     Linear functions with $\|\mu\| \le 1$ and quadratic ones whose eigenvalues lie within 1 of each
     other are $c$-convex, and so are convex combinations: the raw parameters are divided by
-    $(1+t^8)^{1/8}$ with $t = \|\mu\| + \lambda_{\max}(A) - \lambda_{\min}(A)$, which hardly touches
-    $t < 0.8$ and keeps $t$ below 1.
+    $\sqrt{1+\|\mu\|^2} + \lambda_{\max}(A) - \lambda_{\min}(A)$.
     """
 
     linear: Float[Array, " n"]
@@ -66,9 +65,7 @@ class Polynomial(AbstractPotential):
         r"""$\mu$ and $A$."""
         a = (self.quadratic + self.quadratic.T) / 2
         eigenvalues = jnp.linalg.eigvalsh(a)
-        # 1e-30: the norm has no gradient at 0, where training starts
-        t = jnp.sqrt(jnp.sum(self.linear**2) + 1e-30) + eigenvalues[-1] - eigenvalues[0]
-        scale = (1 + t**8) ** 0.125
+        scale = jnp.sqrt(1 + jnp.sum(self.linear**2)) + eigenvalues[-1] - eigenvalues[0]
         return self.linear / scale, a / scale
 
     def value(self, x):

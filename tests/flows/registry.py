@@ -83,7 +83,13 @@ REGISTRY = {
 }
 
 CASES = [(name, n) for name, entry in REGISTRY.items() for n in entry.dimensions]
-every_map = pytest.mark.parametrize(("name", "n"), CASES, ids=[f"{a}-{n}" for a, n in CASES])
+every_map = pytest.mark.parametrize(
+    ("name", "n"),
+    [
+        pytest.param(name, n, id=f"{name}-{n}", marks=[pytest.mark.slow] if n == 33 else [])
+        for name, n in CASES
+    ],
+)
 every_dtype = pytest.mark.parametrize("dtype", ["float32", "float64"])
 
 
