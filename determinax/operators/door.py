@@ -277,17 +277,17 @@ def _check_linear(function: Callable, structure: Any) -> Products:
         raise OperatorError("the operator raised while computing a product") from error
     if is_traced(images):  # a callable that closes over traced values
         return Products(4)
-    if any(np.any(np.asarray(leaf) != 0) for leaf in jtu.tree_leaves(origin)):
-        raise OperatorError(
-            "the operator is not linear: it maps 0 to something else, so it is affine or random; "
-            "for the Jacobian of a function use lineax.JacobianLinearOperator"
-        )
     for j, image in enumerate(images):
         if not all(np.all(np.isfinite(leaf)) for leaf in jtu.tree_leaves(image)):
             raise OperatorError(
                 f"product {j} of the operator contains NaN or Inf: "
                 "every product with a finite vector must be finite"
             )
+    if any(np.any(np.asarray(leaf) != 0) for leaf in jtu.tree_leaves(origin)):
+        raise OperatorError(
+            "the operator is not linear: it maps 0 to something else, so it is affine or random; "
+            "for the Jacobian of a function use lineax.JacobianLinearOperator"
+        )
     fx, fy, fmixed = (np.concatenate([np.ravel(v) for v in jtu.tree_leaves(i)]) for i in images)
     # scaled by hand: an operator of scale 1e200 must not overflow in its own check
     scale = max(np.max(np.abs(v), initial=0.0) for v in (fx, fy, fmixed)) or 1.0
