@@ -247,11 +247,15 @@ def unfold(s: Float[Array, "n *num"]) -> Coordinates:
 def fold(
     heights: Array, circle: Array, radii: Array, log_ratio: Array, start: int = 0, step: int = 1
 ) -> Float[Array, "n *num"]:
-    """Back to the sphere, with radii moved by the ratios of the heights `start::step`."""
+    """Back to the sphere, with radii moved by the ratios of the heights `start::step`.
+
+    Divided by its norm, which is 1 but for the rounding of steep maps.
+    """
     d = heights.shape[0]
     above = np.triu(np.ones((d + 1, d)))[:, start::step] / 2
     radii = radii * jnp.exp(_combine(above, log_ratio))
-    return jnp.concatenate([radii[0] * circle, radii[1:] * heights])
+    s = jnp.concatenate([radii[0] * circle, radii[1:] * heights])
+    return s / jnp.linalg.norm(s, axis=0)
 
 
 def height_log_det(

@@ -9,7 +9,7 @@ from .registry import SCALES, build, every_dtype, every_map, forward, inverse, p
 @every_map
 def test_points_stay_on_the_sphere(name, n, dtype):
     s = points(n, dtype)
-    tolerance = 200 * np.finfo(dtype).eps
+    tolerance = 20 * np.finfo(dtype).eps
     for scale in SCALES:
         f = build(name, n, dtype, scale)
         for map_ in (forward, inverse):
