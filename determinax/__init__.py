@@ -2,11 +2,19 @@
 
 from determinax import flows, operators, sphere, training
 from determinax.estimate import Estimate, UnreliableEstimateError
-from determinax.methods import Auto, Exact, Lanczos, MonteCarlo, log_abs_det, log_volume
+from determinax.methods import (
+    Auto,
+    Exact,
+    Lanczos,
+    MonteCarlo,
+    Variational,
+    log_abs_det,
+    log_volume,
+)
 from determinax.operators import OperatorError, as_operator
 from determinax.proposals import Proposal
 from determinax.storage import StorageError, load, save
-from determinax.training import Fit, fit_density, fit_samples
+from determinax.training import Fit, fit, fit_density, fit_samples
 
 __version__ = "0.1.0"
 
@@ -21,7 +29,9 @@ __all__ = [
     "Proposal",
     "StorageError",
     "UnreliableEstimateError",
+    "Variational",
     "as_operator",
+    "fit",
     "fit_density",
     "fit_samples",
     "flows",

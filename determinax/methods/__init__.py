@@ -6,6 +6,7 @@ from determinax.methods.base import AbstractMethod
 from determinax.methods.exact import Exact
 from determinax.methods.lanczos import Lanczos
 from determinax.methods.monte_carlo import MonteCarlo
+from determinax.methods.variational import Variational
 
 __all__ = [
     "AbstractMethod",
@@ -13,6 +14,7 @@ __all__ = [
     "Exact",
     "Lanczos",
     "MonteCarlo",
+    "Variational",
     "log_abs_det",
     "log_volume",
 ]
