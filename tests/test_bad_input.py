@@ -176,6 +176,29 @@ def test_an_offset_in_a_small_row_is_found():
         dx.log_abs_det(lambda x: scale * x + offset, dx.Exact(), example=jnp.zeros(2))
 
 
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_wrong_tags_are_found(dtype):
+    rng = np.random.default_rng(0)
+    q = np.linalg.qr(rng.standard_normal((20, 20)))[0]
+    positive, negative = lx.positive_semidefinite_tag, lx.negative_semidefinite_tag
+
+    def run(spectrum, tag, skew=0.0):
+        matrix = (q * spectrum) @ q.T + skew * np.triu(np.ones((20, 20)), 1)
+        operator = lx.MatrixLinearOperator(jnp.asarray(matrix, dtype), tag)
+        return dx.log_abs_det(operator, dx.Lanczos(10, 15), key=KEY)
+
+    spread = np.linspace(1, 2, 20)
+    for right in (spread, np.ones(20), np.repeat([1.0, 3.0], 10), np.geomspace(1e-6, 1, 20)):
+        run(right, positive)
+        run(-right, negative)
+    with pytest.raises(dx.OperatorError, match=r"tagged positive.*other sign.*leave the tag out"):
+        run(np.linspace(-1, 2, 20), positive)
+    with pytest.raises(dx.OperatorError, match=r"tagged negative.*other sign"):
+        run(np.ones(20), negative)
+    with pytest.raises(dx.OperatorError, match=r"tagged positive.*not symmetric"):
+        run(spread, positive, skew=0.1)
+
+
 def test_real_and_complex_do_not_mix():
     with pytest.raises(dx.OperatorError, match="real example into complex"):
         dx.as_operator(lambda x: (1 + 1j) * x, jnp.zeros(3))

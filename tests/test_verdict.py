@@ -164,6 +164,20 @@ def test_a_quadrature_that_has_not_converged_is_unreliable():
     assert e.log_abs_det > truth
 
 
+def test_one_lanczos_step_has_nothing_to_be_compared_with():
+    e = dx.log_abs_det(near_isometry(10), dx.Lanczos(400, 1), key=KEY)
+    assert e.log_abs_det > np.linalg.slogdet(near_isometry(10))[1] + 0.3
+    assert e.status == "unreliable"
+    assert "increase depth" in e.reasons[0]
+
+
+@pytest.mark.parametrize(("num_probes", "status"), [(3, "unreliable"), (4, "warn"), (20, "ok")])
+def test_few_probes_have_no_error_bar(num_probes, status):
+    e = dx.log_abs_det(near_isometry(10, 0.1), dx.Lanczos(num_probes, 10), key=KEY)
+    assert e.status == status
+    assert all("probes are too few" in reason for reason in e.reasons)
+
+
 def test_text_and_json_and_repr():
     e = dx.log_abs_det(near_isometry(10), dx.MonteCarlo(5000), key=KEY)
     text = str(e)
