@@ -72,6 +72,7 @@ class MonteCarlo(AbstractMethod):
             groups_per_chunk=plan.groups_per_chunk,
             n=n,
             factor=ops.log_det_factor(operator),
+            group_size=plan.group_size,
             method=f"Monte Carlo, {plan.num_samples:,} {self.directions}",
             num_matvecs=spent.total,
             num_transposed=spent.transposed,
