@@ -166,7 +166,8 @@ class Estimate(eqx.Module):
             return f"Estimate(method={self.method}, log_abs_det={self.log_abs_det})"
         status, reasons = self.verdict()
         value, error = float(self.log_abs_det), float(self.standard_error)
-        lines = [f"log|det| = {_round_to(value, error)} ± {error:.2g}   [{status}, {self.method}]"]
+        shown = f" ± {error:.2g}" if math.isfinite(value) else ""
+        lines = [f"log|det| = {_round_to(value, error)}{shown}   [{status}, {self.method}]"]
         interval = self.interval
         if interval is not None and status != "exact":
             low, high = (_round_to(end, error) for end in interval)
