@@ -20,7 +20,7 @@ app = typer.Typer(
 )
 
 BAD_INPUT, UNRELIABLE = 2, 3
-# a float, so that 1e6 is a count; the methods refuse what is not whole
+# a float, so that 1e6 is a count
 Count = float | None
 
 
@@ -99,13 +99,17 @@ def estimate(
 
         matrix = read_matrix(file)
         chosen = {
-            MethodName.auto: lambda: dx.Auto(max_matvecs),
+            MethodName.auto: lambda: dx.Auto(
+                None if max_matvecs is None else _whole(max_matvecs, "max-matvecs")
+            ),
             MethodName.exact: dx.Exact,
             MethodName.mc: lambda: dx.MonteCarlo(
-                100_000 if samples is None else samples, "frames" if frames else "independent"
+                100_000 if samples is None else _whole(samples, "samples"),
+                "frames" if frames else "independent",
             ),
             MethodName.slq: lambda: dx.Lanczos(
-                30 if samples is None else samples, 30 if depth is None else depth
+                30 if samples is None else _whole(samples, "samples"),
+                30 if depth is None else _whole(depth, "depth"),
             ),
         }[method]()
         run = dx.log_volume if volume else dx.log_abs_det
@@ -133,10 +137,9 @@ def demo(
     """
     with _bad_input_exits():
         _set_up_jax()
-        from determinax.methods.base import whole_number
         from determinax.paper import demo as show
 
-        show.run(whole_number(samples, "samples"), seed, out)
+        show.run(_whole(samples, "samples"), seed, out)
 
 
 def _require_applies(option: str, value: float | None, method: MethodName, *takers: MethodName):
@@ -146,6 +149,12 @@ def _require_applies(option: str, value: float | None, method: MethodName, *take
             f"--{option} does not apply to --method {method}: leave it out, or use --method "
             + " or ".join(takers)
         )
+
+
+def _whole(value: float, option: str) -> int:
+    from determinax.methods.base import whole_number
+
+    return whole_number(value, f"--{option}")
 
 
 def _set_up_jax():
