@@ -159,7 +159,7 @@ def test_demo_shows_all_seven_matrices_and_a_picture(tmp_path):
 
 def test_fit_then_estimate_with_the_proposal(matrix_file, tmp_path):
     saved = tmp_path / "q.safetensors"
-    small = ["--steps", "20", "--batch-size", "64", "--num-flows", "1"]
+    small = ["--steps", "20", "--batch-size", "64", "--num-flows", "1", "--gradient", "total"]
     result = run("fit", matrix_file, "--save", saved, *small)
     assert result.exit_code == 0
     assert "20 steps" in result.stdout
