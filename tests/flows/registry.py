@@ -93,9 +93,10 @@ def _is_slow(name: str, n: int) -> bool:
 CASES = [(name, n) for name, entry in REGISTRY.items() for n in entry.dimensions]
 
 
-def case(name: str, n: int, *more):
+def case(name: str, n: int, *more, slow: bool = False):
     """A test's parameters: a map's tests run in one process, which so compiles it once."""
-    marks = [pytest.mark.xdist_group(f"{name}-{n}")] + [pytest.mark.slow] * _is_slow(name, n)
+    slow = slow or _is_slow(name, n)
+    marks = [pytest.mark.xdist_group(f"{name}-{n}")] + [pytest.mark.slow] * slow
     return pytest.param(name, n, *more, id="-".join(map(str, (name, n, *more))), marks=marks)
 
 

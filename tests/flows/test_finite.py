@@ -49,17 +49,21 @@ _forward = _gradients(lambda f, s: f.forward(s))
 _inverse = _gradients(lambda f, s: f.inverse(s))
 
 
-# gradients take long to compile: in the least dimension and in one of the others
+# gradients take long to compile: float32, where numbers run out first, in the least dimension;
+# the others with the slow tests
 CASES = [
-    (name, n, dtype)
+    case(name, n, dtype, slow=(n, dtype) != (entry.dimensions[0], "float32"))
     for name, entry in REGISTRY.items()
-    for n in sorted({entry.dimensions[0], *entry.dimensions} & {entry.dimensions[0], 10})
-    for dtype in ("float32", "float64")
-    if dtype == "float32" or n == entry.dimensions[0]
+    for n, dtype in (
+        (entry.dimensions[0], "float32"),
+        (entry.dimensions[0], "float64"),
+        (10, "float32"),
+    )
+    if n in entry.dimensions
 ]
 
 
-@pytest.mark.parametrize(("name", "n", "dtype"), [case(*parameters) for parameters in CASES])
+@pytest.mark.parametrize(("name", "n", "dtype"), CASES)
 def test_values_and_gradients_are_finite_at_hard_points(name, n, dtype):
     s = _hard_points(n, dtype)
     f = build(name, n, dtype, MODERATE[-1])
