@@ -82,12 +82,22 @@ REGISTRY = {
     ),
 }
 
-_FAST_AT_10 = ("coupling-0-moebius", "recipe-cylinder", "projective-linear", "householder")
+# compiling is what takes time: each map runs at its least n and these, the rest in `make test-slow`
+_FAST = {
+    ("coupling-0-moebius", 10),
+    ("recipe-cylinder", 3),
+    ("recipe-cylinder", 10),
+    ("projective-linear", 10),
+    ("householder", 10),
+    ("rotation", 4),
+    ("exponential-polynomial", 4),
+    ("exponential-radial", 3),
+}
 
 
 def _is_slow(name: str, n: int) -> bool:
-    # compiling is what takes time: large spheres run in `make test-slow`, all but a few
-    return n > 10 or (n == 10 and name not in _FAST_AT_10)
+    first = REGISTRY[name].dimensions[0]
+    return (name, n) not in _FAST and (n != first or first == 10)
 
 
 CASES = [(name, n) for name, entry in REGISTRY.items() for n in entry.dimensions]
