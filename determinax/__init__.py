@@ -6,7 +6,7 @@ from determinax.methods import Auto, Exact, Lanczos, MonteCarlo, log_abs_det, lo
 from determinax.operators import OperatorError, as_operator
 from determinax.proposals import Proposal
 from determinax.storage import StorageError, load, save
-from determinax.training import Fit, fit_density, fit_samples
+from determinax.training import Fit, fit_density, fit_linear, fit_samples
 
 __version__ = "0.1.0"
 
@@ -23,6 +23,7 @@ __all__ = [
     "UnreliableEstimateError",
     "as_operator",
     "fit_density",
+    "fit_linear",
     "fit_samples",
     "flows",
     "load",

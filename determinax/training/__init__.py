@@ -2,5 +2,6 @@
 
 from determinax.training.densities import divergence, fit_density, fit_samples
 from determinax.training.loop import Fit, train
+from determinax.training.natural import fit_linear
 
-__all__ = ["Fit", "divergence", "fit_density", "fit_samples", "train"]
+__all__ = ["Fit", "divergence", "fit_density", "fit_linear", "fit_samples", "train"]

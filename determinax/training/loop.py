@@ -34,12 +34,16 @@ class Fit:
         `finite` (False where the step was undone).
     - `num_skipped`: steps that were not finite and were undone.
     - `seconds`: how long it took.
+    - `num_matvecs`: products with the operator, transposed ones included; `num_transposed` of them
+        with its transpose. 0 where no operator was involved.
     """
 
     proposal: Proposal
     history: dict[str, np.ndarray]
     num_skipped: int
     seconds: float
+    num_matvecs: int = 0
+    num_transposed: int = 0
 
     def __repr__(self) -> str:
         loss = self.history["loss"]
