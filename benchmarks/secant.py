@@ -19,7 +19,7 @@ from determinax.paper.matrices import MATRICES
 GAUSSIANS = (64, 256, 512)
 WAYS = ("full frames", "blocks of n/4, with the transpose", "blocks of n/4, forward only")
 # what the fit is allowed, in units of n
-ALLOWED = dict(zip(WAYS, (2, 100, 400), strict=True))
+ALLOWED: dict[str, int] = {WAYS[0]: 2, WAYS[1]: 100, WAYS[2]: 400}
 SHARES = (1, 2, 4, 8, 16, 32)  # n/k
 
 

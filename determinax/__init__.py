@@ -2,7 +2,16 @@
 
 from determinax import flows, operators, sphere, training
 from determinax.estimate import Estimate, UnreliableEstimateError
-from determinax.methods import Auto, Exact, Lanczos, MonteCarlo, log_abs_det, log_volume
+from determinax.methods import (
+    Auto,
+    Deflated,
+    Exact,
+    Lanczos,
+    MonteCarlo,
+    Probed,
+    log_abs_det,
+    log_volume,
+)
 from determinax.operators import OperatorError, as_operator
 from determinax.proposals import Proposal
 from determinax.storage import StorageError, load, save
@@ -12,12 +21,14 @@ __version__ = "0.1.0"
 
 __all__ = [
     "Auto",
+    "Deflated",
     "Estimate",
     "Exact",
     "Fit",
     "Lanczos",
     "MonteCarlo",
     "OperatorError",
+    "Probed",
     "Proposal",
     "StorageError",
     "UnreliableEstimateError",

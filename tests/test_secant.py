@@ -120,7 +120,7 @@ def test_history_has_an_entry_a_step():
 @pytest.mark.parametrize(
     ("options", "sentence"),
     [
-        ({"structure": "round"}, 'structure is "dense"'),
+        ({"structure": "round"}, 'structure is "dense" or "probe"'),
         ({"block_size": 11}, "at most n = 10"),
         ({"block_size": 0}, "block_size must be a whole number"),
         ({"max_matvecs": 3, "block_size": 5}, "raise max_matvecs, or lower block_size"),

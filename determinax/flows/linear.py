@@ -233,9 +233,9 @@ class Circulant(AbstractFactor):
 
     def log_abs_det(self):
         """See `AbstractFactor`."""
-        return jnp.sum(jnp.linalg.slogdet(self._spectrum())[1])
+        return jnp.sum(jnp.linalg.slogdet(self.spectrum())[1])
 
-    def _spectrum(self) -> Array:
+    def spectrum(self) -> Array:
         """One matrix for every frequency."""
         axes = tuple(range(2, self.kernel.ndim))
         return jnp.moveaxis(jnp.fft.fftn(self.kernel, axes=axes), (0, 1), (-2, -1))
@@ -244,7 +244,7 @@ class Circulant(AbstractFactor):
         shape = self.kernel.shape[1:]
         axes = tuple(range(1, len(shape)))
         waves = jnp.fft.fftn(x.reshape(*shape, -1), axes=axes)
-        moved = each_frequency(self._spectrum(), jnp.moveaxis(waves, 0, -2))
+        moved = each_frequency(self.spectrum(), jnp.moveaxis(waves, 0, -2))
         image = jnp.fft.ifftn(jnp.moveaxis(moved, -2, 0), axes=axes)
         return image.real.reshape(x.shape)
 

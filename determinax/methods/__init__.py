@@ -3,16 +3,20 @@
 from determinax.methods.api import log_abs_det, log_volume
 from determinax.methods.auto import Auto
 from determinax.methods.base import AbstractMethod
+from determinax.methods.deflated import Deflated
 from determinax.methods.exact import Exact
 from determinax.methods.lanczos import Lanczos
 from determinax.methods.monte_carlo import MonteCarlo
+from determinax.methods.probed import Probed
 
 __all__ = [
     "AbstractMethod",
     "Auto",
+    "Deflated",
     "Exact",
     "Lanczos",
     "MonteCarlo",
+    "Probed",
     "log_abs_det",
     "log_volume",
 ]

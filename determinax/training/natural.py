@@ -24,6 +24,7 @@ from jaxtyping import Array, Float, Int, PRNGKeyArray
 from determinax import flows, sphere, weights
 from determinax import operators as ops
 from determinax.methods.base import require_key, whole_number
+from determinax.methods.probed import reveal
 from determinax.operators import OperatorError, Products
 from determinax.progress import reporting
 from determinax.proposals import Proposal
@@ -33,6 +34,8 @@ from determinax.training.loop import Fit, effective_share
 _CHUNK = 64
 # so many fresh log-weights must agree before we stop, twice as well as asked: few tell roughly
 _MIN_FRESH, _MARGIN = 16, 0.5
+# fresh log-weights of a probed proposal
+_PROBE_CHECKS = 8
 # products in units of n when nothing is said, for blocks: measured need is half of it
 _BUDGET_TWO_SIDED, _BUDGET_FORWARD = 100, 400
 
@@ -41,7 +44,8 @@ def fit_linear(
     operator: Any,
     *,
     key: PRNGKeyArray,
-    structure: Literal["dense"] = "dense",
+    structure: Literal["dense", "probe"] = "dense",
+    pattern: Any = None,
     transpose: bool | Literal["auto"] = "auto",
     block_size: int | None = None,
     max_matvecs: int | None = None,
@@ -59,6 +63,10 @@ def fit_linear(
     **Arguments:**
 
     - `operator`: what `log_abs_det` takes; tall operators work too.
+    - `structure`: `"dense"`: any M, by the secant update. `"probe"`: $M = R^{-1}$ for what probing
+        finds in a known sparsity pattern (`Probed` estimates with it in one go); of the options
+        below it takes none. Other families are trained by gradients, with `fit`.
+    - `pattern`: for `"probe"`, as in `Probed`.
     - `transpose`: use products with the transpose, which saves three in four of the products when
         blocks are smaller than n; "auto": where the operator has one and blocks are smaller than n.
     - `block_size`: directions in a frame, k. None: n, the cheapest where the budget allows 2n
@@ -71,11 +79,16 @@ def fit_linear(
 
     Memory is O(n^2), a step O(n^2 k).
     """
-    if structure != "dense":
-        raise ValueError(f'structure is "dense", not {structure!r}')
+    if structure not in ("dense", "probe"):
+        raise ValueError(
+            f'structure is "dense" or "probe", not {structure!r}: other families are trained by '
+            "gradients, with fit(operator, flows.ProjectiveLinear(factor), key=key)"
+        )
     entered, spent = ops.admit(operator, example)
     ops.require_not_wide(entered)
     key = require_key(key, "fit_linear")
+    if structure == "probe":
+        return _fit_probed(entered, key, pattern, spent)
     n, dtype = entered.in_size(), entered.in_structure().dtype
     plan = _plan(entered, transpose, block_size, max_matvecs, spent)
     state = _start(start, n, plan.block_size, dtype)
@@ -110,6 +123,22 @@ def fit_linear(
         num_matvecs=spent.total,
         num_transposed=spent.transposed,
     )
+
+
+def _fit_probed(operator, key, pattern, spent: Products) -> Fit:
+    """M = R^{-1}, and a few fresh weights to see how well it fits."""
+    began = time.perf_counter()
+    found = reveal(operator, pattern)
+    proposal = Proposal(flows.ProjectiveLinear(found.factor))
+    log_w = weights.guarded(_fresh_log_weights, operator, proposal, key)
+    history = {name: np.asarray(value)[None] for name, value in _look(log_w).items()}
+    spent += Products(found.num_products + _PROBE_CHECKS)
+    return Fit(proposal, history, 0, time.perf_counter() - began, spent.total, spent.transposed)
+
+
+@eqx.filter_jit
+def _fresh_log_weights(operator, proposal: Proposal, key) -> Float[Array, " num"]:
+    return weights.log_weights(operator, *proposal.sample_columns(key, _PROBE_CHECKS))
 
 
 class _Plan(NamedTuple):
@@ -201,19 +230,25 @@ def _run(operator, transpose, state: _State, key, bounds, tolerance, k: int):
         matrix, log_w = _update(operator, transpose, state.matrix, state.log_abs_det, z)
         fresh = jnp.concatenate([log_w, state.fresh])[: len(state.fresh)]
         spread = jnp.std(fresh)
-        entry = {
-            "loss": -jnp.mean(log_w),
-            "effective_sample_size": effective_share(log_w),
-            "finite": jnp.all(jnp.isfinite(log_w)) & jnp.all(jnp.isfinite(matrix)),
-            "spread": spread,
-            "log_abs_det": math.log(k) - jax.nn.logsumexp(log_w),
-        }
+        entry = {**_look(log_w), "spread": spread}
+        entry["finite"] &= jnp.all(jnp.isfinite(matrix))
         at = state.step - start
         record = {name: record[name].at[at].set(entry[name]) for name in names}
         converged = spread < _MARGIN * tolerance
         return _State(matrix, state.log_abs_det, fresh, state.step + 1, converged), record
 
     return jax.lax.while_loop(going, body, (state, record))
+
+
+def _look(log_w: Float[Array, " num"]) -> dict[str, Array]:
+    """A step's entry in the history."""
+    return {
+        "loss": -jnp.mean(log_w),
+        "effective_sample_size": effective_share(log_w),
+        "finite": jnp.all(jnp.isfinite(log_w)),
+        "spread": jnp.std(log_w),
+        "log_abs_det": math.log(len(log_w)) - jax.nn.logsumexp(log_w),
+    }
 
 
 def _update(operator, transpose, matrix, log_abs_det, z):
