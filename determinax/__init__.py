@@ -9,13 +9,14 @@ from determinax.methods import (
     Lanczos,
     MonteCarlo,
     Probed,
+    Variational,
     log_abs_det,
     log_volume,
 )
 from determinax.operators import OperatorError, as_operator
 from determinax.proposals import Proposal
 from determinax.storage import StorageError, load, save
-from determinax.training import Fit, fit_density, fit_linear, fit_samples
+from determinax.training import Fit, fit, fit_density, fit_linear, fit_samples
 
 __version__ = "0.1.0"
 
@@ -32,7 +33,9 @@ __all__ = [
     "Proposal",
     "StorageError",
     "UnreliableEstimateError",
+    "Variational",
     "as_operator",
+    "fit",
     "fit_density",
     "fit_linear",
     "fit_samples",

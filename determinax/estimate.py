@@ -55,6 +55,7 @@ class Estimate(eqx.Module):
     importance_bound: Float[Array, ""] | None = None
     importance_bound_standard_error: Float[Array, ""] | None = None
     lower_bound: Float[Array, ""] | None = None
+    lower_bound_standard_error: Float[Array, ""] | None = None
     effective_sample_size: Float[Array, ""] | None = None
     max_weight_share: Float[Array, ""] | None = None
     spread: Float[Array, ""] | None = None
@@ -201,6 +202,7 @@ class Estimate(eqx.Module):
                 "importance_bound",
                 "importance_bound_standard_error",
                 "lower_bound",
+                "lower_bound_standard_error",
                 "effective_sample_size",
                 "pareto_k",
                 "max_weight_share",

@@ -1,6 +1,8 @@
 """Densities on the sphere: a uniform base, moved by a flow."""
 
 import equinox as eqx
+import jax
+import jax.numpy as jnp
 from jaxtyping import Array, Float, PRNGKeyArray
 
 from . import sphere
@@ -46,7 +48,16 @@ class Proposal(eqx.Module):
     ) -> tuple[Float[Array, "n num"], Float[Array, " num"]]:
         """Points as columns, the layout in which matrices multiply them and flows are fast."""
         z = sphere.uniform(key, self.n, num, dtype_of(self.flow))
-        points, log_det = self.flow.forward(z, context)
+        return self.push(z, context=context)
+
+    def push(
+        self,
+        z: Float[Array, "n num"],
+        key: PRNGKeyArray | None = None,
+        context: Float[Array, " c"] | Float[Array, "c num"] | None = None,
+    ) -> tuple[Float[Array, "n num"], Float[Array, " num"]]:
+        """Uniform points, moved, and the log-densities where they end. Needs no key."""
+        points, log_det = self.flow.forward(z.astype(dtype_of(self.flow)), context)
         return points, -log_det
 
     def log_density_columns(
@@ -55,7 +66,35 @@ class Proposal(eqx.Module):
         context: Float[Array, " c"] | Float[Array, "c num"] | None = None,
     ) -> Float[Array, "*num"]:
         """The log-density at given unit vectors, one a column."""
-        return self.flow.inverse(points, context)[1]
+        return self.flow.inverse(points.astype(dtype_of(self.flow)), context)[1]
+
+
+class DefensiveMixture(eqx.Module):
+    r"""$(1-\alpha) q + \alpha$: a proposal mixed with a share of the uniform law.
+
+    It is nowhere below $\alpha$, so that no weight is more than $1/\alpha$ times what the uniform law
+    gives it.
+    """
+
+    proposal: Proposal
+    share: float = eqx.field(static=True)
+
+    def push(
+        self, z: Float[Array, "n num"], key: PRNGKeyArray
+    ) -> tuple[Float[Array, "n num"], Float[Array, " num"]]:
+        """Uniform points, each moved with probability 1 - share, and their log-densities."""
+        stays = jax.random.bernoulli(key, self.share, z.shape[1:])
+        moved, log_q = self.proposal.push(z)
+        at_rest = self.proposal.log_density_columns(z)
+        points = jnp.where(stays, z.astype(moved.dtype), moved)
+        return points, self._mix(jnp.where(stays, at_rest, log_q))
+
+    def log_density_columns(self, points: Float[Array, "n *num"]) -> Float[Array, "*num"]:
+        """The log-density at given unit vectors, one a column."""
+        return self._mix(self.proposal.log_density_columns(points))
+
+    def _mix(self, log_q: Array) -> Array:
+        return jnp.logaddexp(jnp.log1p(-self.share) + log_q, jnp.log(self.share))
 
 
 def _transpose(context: Array | None) -> Array | None:

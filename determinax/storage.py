@@ -35,7 +35,7 @@ _CLASSES = {
 
 
 class StorageError(ValueError):
-    """What is wrong with a stored proposal, in one sentence."""
+    """What is wrong with a stored proposal or checkpoint, in one sentence."""
 
 
 def save(proposal: Proposal, path: str | os.PathLike[str]) -> None:
@@ -54,16 +54,7 @@ def save(proposal: Proposal, path: str | os.PathLike[str]) -> None:
 def load(path: str | os.PathLike[str]) -> Proposal:
     """Rebuild the proposal that `save` wrote; format, version, shapes and checksum are verified."""
     path = pathlib.Path(path)
-    if not path.exists():
-        raise StorageError(f"{path}: no such file")
-    try:
-        with safetensors.safe_open(path, framework="numpy") as file:
-            header = file.metadata() or {}
-            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-    except (safetensors.SafetensorError, OSError, ValueError) as error:
-        raise StorageError(
-            f"{path}: truncated, corrupted, or not a safetensors file ({error})"
-        ) from error
+    header, tensors = read_tensors(path)
     if header.get("format") != FORMAT:
         raise StorageError(f"{path}: a safetensors file, but not a determinax proposal")
     if header.get("format_version") != str(FORMAT_VERSION):
@@ -88,6 +79,20 @@ def load(path: str | os.PathLike[str]) -> Proposal:
         return Proposal(_build(architecture, tensors))
     except (KeyError, TypeError, AttributeError) as error:
         raise StorageError(f"{path}: describes an architecture unknown here ({error})") from error
+
+
+def read_tensors(path: pathlib.Path) -> tuple[dict[str, str], dict[str, np.ndarray]]:
+    """Header and arrays of a safetensors file."""
+    if not path.exists():
+        raise StorageError(f"{path}: no such file")
+    try:
+        with safetensors.safe_open(path, framework="numpy") as file:
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+            return file.metadata() or {}, tensors
+    except (safetensors.SafetensorError, OSError, ValueError) as error:
+        raise StorageError(
+            f"{path}: truncated, corrupted, or not a safetensors file ({error})"
+        ) from error
 
 
 def write_atomically(path: pathlib.Path, data: bytes) -> None:

@@ -17,6 +17,7 @@ from jaxtyping import Array, Float, PRNGKeyArray
 
 from determinax import sphere
 from determinax.operators import OperatorError, columns, host_operators, is_traced
+from determinax.proposals import DefensiveMixture, Proposal
 
 S = TypeVar("S")
 Directions = Literal["independent", "frames"]
@@ -90,25 +91,26 @@ def fold(
     update: Callable[[S, Float[Array, "groups size"]], S],
     state: S,
     progress: Callable[[int], Any] | None = None,
+    proposal: Proposal | DefensiveMixture | None = None,
 ) -> S:
-    """Feed all groups of log-weights to `update`, chunk by chunk.
+    """Feed all groups of log-weights to `update`, chunk by chunk; uniform without a `proposal`.
 
     Each chunk has its own key, folded from `key` and the chunk's number. Outside of tracing it runs
     in pieces of about half a second and calls `progress` with the number of samples done.
     """
     full, rest = divmod(plan.num_groups, plan.groups_per_chunk)
-    if is_traced((operator, key, state)):
-        state = _chunks(operator, key, plan, update, state, 0, full)
+    if is_traced((operator, key, state, proposal)):
+        state = _chunks(operator, key, plan, update, state, 0, full, proposal)
     else:
-        state = _chunks_in_pieces(operator, key, plan, update, state, full, progress)
+        state = _chunks_in_pieces(operator, key, plan, update, state, full, progress, proposal)
     if rest:
         tail = plan._replace(num_groups=rest, groups_per_chunk=rest)
-        run = _chunks if is_traced((operator, key, state)) else _compiled_chunks
-        state = guarded(run, operator, key, tail, update, state, full, full + 1)
+        run = _chunks if is_traced((operator, key, state, proposal)) else _compiled_chunks
+        state = guarded(run, operator, key, tail, update, state, full, full + 1, proposal)
     return state
 
 
-def _chunks(operator, key, plan, update, state, start, stop):
+def _chunks(operator, key, plan, update, state, start, stop, proposal):
     n = operator.in_size()
     dtype = operator.in_structure().dtype
 
@@ -116,7 +118,11 @@ def _chunks(operator, key, plan, update, state, start, stop):
     def step(index, state):
         chunk_key = jax.random.fold_in(key, index)
         points = draw(chunk_key, n, plan.groups_per_chunk, plan.group_size, dtype)
-        log_w = log_weights(operator, points)
+        log_q = 0.0
+        if proposal is not None:
+            points, log_q = proposal.push(points, jax.random.fold_in(chunk_key, 1))
+            points, log_q = points.astype(dtype), log_q.astype(dtype)
+        log_w = log_weights(operator, points, log_q)
         return update(state, log_w.reshape(plan.groups_per_chunk, plan.group_size))
 
     return jax.lax.fori_loop(start, stop, step, state)
@@ -125,14 +131,14 @@ def _chunks(operator, key, plan, update, state, start, stop):
 _compiled_chunks = eqx.filter_jit(_chunks)
 
 
-def _chunks_in_pieces(operator, key, plan, update, state, full, progress):
+def _chunks_in_pieces(operator, key, plan, update, state, full, progress, proposal):
     done, piece = 0, 1
     while done < full:
         stop = min(done + piece, full)
         started = time.perf_counter()
         # traced bounds: one compilation serves every piece
         bounds = jnp.asarray(done), jnp.asarray(stop)
-        state = guarded(_compiled_chunks, operator, key, plan, update, state, *bounds)
+        state = guarded(_compiled_chunks, operator, key, plan, update, state, *bounds, proposal)
         state = jax.block_until_ready(state)
         done = stop
         if progress is not None:

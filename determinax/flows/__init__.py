@@ -22,6 +22,7 @@ from .linear import Diagonal as Diagonal
 from .linear import DiagonalLowRank as DiagonalLowRank
 from .linear import Inverse as Inverse
 from .linear import Kronecker as Kronecker
+from .linear import Preconditioner as Preconditioner
 from .linear import Product as Product
 from .linear import ProjectiveLinear as ProjectiveLinear
 from .linear import Triangular as Triangular

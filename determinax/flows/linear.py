@@ -9,12 +9,12 @@ Reference: Tyler (1987), Biometrika 74(3), on the angular central Gaussian law.
 
 import abc
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
-from jax.typing import DTypeLike
+from jax.typing import ArrayLike, DTypeLike
 from jaxtyping import Array, Float
 
 from .base import AbstractSphereMap, Constant, as_column
@@ -300,6 +300,40 @@ class Inverse(AbstractFactor):
         return -self.factor.log_abs_det()
 
 
+class Preconditioner(AbstractFactor):
+    """M as the functions that a user has; it cannot be stored, nor inverted without `inverse`."""
+
+    function: Callable[[Array], Array]  # one vector in, one out
+    inverse: Callable[[Array], Array] | None
+    log_scale: Constant
+    n: int = eqx.field(static=True)
+
+    def __init__(
+        self,
+        function: Callable[[Array], Array],
+        log_abs_det: ArrayLike,
+        n: int,
+        inverse: Callable[[Array], Array] | None = None,
+    ):
+        _check_size(n)
+        self.function, self.inverse, self.n = function, inverse, n
+        self.log_scale = Constant(jnp.asarray(log_abs_det, float))
+
+    def multiply(self, z):
+        """See `AbstractFactor`."""
+        return _columnwise(self.function, z)
+
+    def solve(self, s):
+        """See `AbstractFactor`."""
+        if self.inverse is None:
+            raise ValueError("this preconditioner has no inverse: give it as inverse=")
+        return _columnwise(self.inverse, s)
+
+    def log_abs_det(self):
+        """See `AbstractFactor`."""
+        return self.log_scale()
+
+
 class ProjectiveLinear(AbstractSphereMap):
     r"""$s = Mz/\|Mz\|$ for a factor $M$."""
 
@@ -325,6 +359,11 @@ def _project(x: Array, log_abs_det: Array) -> tuple[Array, Array]:
 
 def _product(matrix: Array, x: Array) -> Array:
     return jnp.tensordot(matrix, x, 1, precision=jax.lax.Precision.HIGHEST)
+
+
+def _columnwise(function, x: Array) -> Array:
+    columns = jax.vmap(function, in_axes=-1, out_axes=-1)(x.reshape(x.shape[0], -1))
+    return columns.reshape(x.shape)
 
 
 def _check_size(n: int) -> None:

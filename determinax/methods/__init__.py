@@ -8,6 +8,7 @@ from determinax.methods.exact import Exact
 from determinax.methods.lanczos import Lanczos
 from determinax.methods.monte_carlo import MonteCarlo
 from determinax.methods.probed import Probed
+from determinax.methods.variational import Variational
 
 __all__ = [
     "AbstractMethod",
@@ -17,6 +18,7 @@ __all__ = [
     "Lanczos",
     "MonteCarlo",
     "Probed",
+    "Variational",
     "log_abs_det",
     "log_volume",
 ]

@@ -1,6 +1,7 @@
 """Plain Monte Carlo: Sohl-Dickstein's estimator."""
 
 import dataclasses
+from typing import Any
 
 import lineax as lx
 import numpy as np
@@ -13,6 +14,7 @@ from determinax import weights
 from determinax.methods.base import AbstractMethod, require_key, whole_number
 from determinax.operators import NO_PRODUCTS, OperatorError, Products
 from determinax.progress import Report
+from determinax.proposals import DefensiveMixture, Proposal
 
 
 @dataclasses.dataclass(frozen=True)
@@ -40,11 +42,7 @@ class MonteCarlo(AbstractMethod):
     chunk_size: int | None = None
 
     def __post_init__(self):
-        object.__setattr__(self, "num_samples", whole_number(self.num_samples, "num_samples"))
-        if self.directions not in ("independent", "frames"):
-            raise ValueError(f'directions is "independent" or "frames", not {self.directions!r}')
-        if self.chunk_size is not None:
-            object.__setattr__(self, "chunk_size", whole_number(self.chunk_size, "chunk_size"))
+        check_sampling(self)
 
     def estimate(
         self,
@@ -56,27 +54,50 @@ class MonteCarlo(AbstractMethod):
     ) -> es.Estimate:
         """Stream the weights and sum them up."""
         key = require_key(key, "MonteCarlo")
-        n, m = operator.in_size(), operator.out_size()
-        plan = weights.make_plan(n, m, self.num_samples, self.directions, self.chunk_size)
-        if progress:
-            progress.start(plan.num_samples, "Monte Carlo")
-        advance = progress.advance if progress else None
-        dtype = operator.in_structure().dtype
-        moments = mo.empty(plan.num_groups, plan.groups_per_chunk, dtype)
-        moments = weights.fold(operator, key, plan, mo.update, moments, advance)
-        require_finite_products(moments)
-        spent += Products(plan.num_samples)
-        return es.from_moments(
-            moments,
-            num_groups=plan.num_groups,
-            groups_per_chunk=plan.groups_per_chunk,
-            n=n,
-            factor=ops.log_det_factor(operator),
-            method=f"Monte Carlo, {plan.num_samples:,} {self.directions}",
-            num_matvecs=spent.total,
-            num_transposed=spent.transposed,
-            num_matvecs_dense=ops.rows_columns(operator)[1],
-        )
+        return sample(operator, key, self, name="Monte Carlo", spent=spent, progress=progress)
+
+
+def check_sampling(method: Any) -> None:
+    """Check, and tidy, the settings that every sampling method has."""
+    object.__setattr__(method, "num_samples", whole_number(method.num_samples, "num_samples"))
+    if method.directions not in ("independent", "frames"):
+        raise ValueError(f'directions is "independent" or "frames", not {method.directions!r}')
+    if method.chunk_size is not None:
+        object.__setattr__(method, "chunk_size", whole_number(method.chunk_size, "chunk_size"))
+
+
+def sample(
+    operator: lx.AbstractLinearOperator,
+    key: PRNGKeyArray,
+    method: Any,
+    *,
+    name: str,
+    proposal: Proposal | DefensiveMixture | None = None,
+    spent: Products = NO_PRODUCTS,
+    progress: Report | None = None,
+) -> es.Estimate:
+    """The estimate by streamed weights of a proposal (uniform: None), as `method` is set."""
+    n, m = operator.in_size(), operator.out_size()
+    plan = weights.make_plan(n, m, method.num_samples, method.directions, method.chunk_size)
+    if progress:
+        progress.start(plan.num_samples, name)
+    advance = progress.advance if progress else None
+    dtype = operator.in_structure().dtype
+    moments = mo.empty(plan.num_groups, plan.groups_per_chunk, dtype)
+    moments = weights.fold(operator, key, plan, mo.update, moments, advance, proposal)
+    require_finite_products(moments)
+    spent += Products(plan.num_samples)
+    return es.from_moments(
+        moments,
+        num_groups=plan.num_groups,
+        groups_per_chunk=plan.groups_per_chunk,
+        n=n,
+        factor=ops.log_det_factor(operator),
+        method=f"{name}, {plan.num_samples:,} {method.directions}",
+        num_matvecs=spent.total,
+        num_transposed=spent.transposed,
+        num_matvecs_dense=ops.rows_columns(operator)[1],
+    )
 
 
 def require_finite_products(moments: mo.Moments) -> None:

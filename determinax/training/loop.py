@@ -1,6 +1,9 @@
 """The one training loop: jitted chunks of steps, progress between them, history as arrays."""
 
 import dataclasses
+import functools
+import os
+import pathlib
 import time
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -13,14 +16,20 @@ import optax
 from jaxtyping import Array, Float, PRNGKeyArray
 
 from determinax.flows import AbstractSphereMap, trainable
+from determinax.operators import NO_PRODUCTS, Products
 from determinax.progress import reporting
 from determinax.proposals import Proposal
+from determinax.training.checkpoint import fingerprint
+from determinax.training.checkpoint import read as read_checkpoint
+from determinax.training.checkpoint import write as write_checkpoint
 
-# a loss: flow and key -> scalar, and the batch's log-weights (target over proposal)
+# a loss: flow and key -> scalar, and the batch's log-weights (target over proposal). Arrays of a
+# loss that is an equinox module are arguments of the compiled step, not constants in it
 Loss = Callable[[Any, PRNGKeyArray], tuple[Float[Array, ""], Float[Array, " batch"]]]
 
 # steps between two looks at the clock; also the length of the history's buffer on the device
 _CHUNK = 100
+_HISTORY = {"loss": float, "effective_sample_size": float, "spread": float, "finite": bool}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -30,12 +39,14 @@ class Fit:
     **Fields:**
 
     - `proposal`: the trained density, ready to sample and to evaluate.
-    - `history`: arrays with an entry a step: `loss`, `effective_sample_size` (a share of the batch),
-        `finite` (False where the step was undone).
+    - `history`: arrays with an entry a step: `loss`, `effective_sample_size` (a share of the
+        batch), `spread` (standard deviation of the batch's log-weights), `finite` (False where the
+        step was undone).
     - `num_skipped`: steps that were not finite and were undone.
-    - `seconds`: how long it took.
-    - `num_matvecs`: products with the operator, transposed ones included; `num_transposed` of them
-        with its transpose. 0 where no operator was involved.
+    - `seconds`: how long it took, since the last resumption.
+    - `num_matvecs`: products with the operator that training spent, transposed ones included;
+        `num_transposed` of them. 0 where there is no operator.
+    - `converged`: whether the spread fell below `tolerance`.
     """
 
     proposal: Proposal
@@ -44,15 +55,19 @@ class Fit:
     seconds: float
     num_matvecs: int = 0
     num_transposed: int = 0
+    converged: bool = False
 
     def __repr__(self) -> str:
-        loss = self.history["loss"]
-        last = np.mean(loss[-max(1, len(loss) // 20) :])
-        ess = np.mean(self.history["effective_sample_size"][-max(1, len(loss) // 20) :])
+        last = max(1, len(self.history["loss"]) // 20)
+        loss, ess, spread = (
+            np.mean(self.history[name][-last:])
+            for name in ("loss", "effective_sample_size", "spread")
+        )
         skipped = f", {self.num_skipped} steps undone" if self.num_skipped else ""
+        products = f", {self.num_matvecs:,} products" if self.num_matvecs else ""
         return (
-            f"Fit({len(loss):,} steps in {self.seconds:.1f} s, loss {last:.4f}, "
-            f"effective sample size {ess:.1%}{skipped})"
+            f"Fit({len(self.history['loss']):,} steps in {self.seconds:.1f} s{products}, "
+            f"loss {loss:.4f}, spread {spread:.2g}, effective sample size {ess:.1%}{skipped})"
         )
 
 
@@ -71,44 +86,93 @@ def train(
     steps: int,
     learning_rate: float | optax.Schedule = 1e-3,
     optimiser: Callable[..., optax.GradientTransformation] = optax.adam,
+    tolerance: float = 0.0,
+    checkpoint: str | os.PathLike[str] | None = None,
+    checkpoint_every: int = 1000,
+    resume: bool = False,
+    products: Products = NO_PRODUCTS,
     what: str = "training",
     progress: bool | None = None,
 ) -> Fit:
     """Minimise `loss` over the flow's parameters.
 
     Step `i` draws from `fold_in(key, i)`. A step whose loss or gradient is not finite is undone and
-    counted; if none of the first hundred is finite, training stops with an error.
+    counted; if none of the first hundred is finite, training stops with an error. It also stops
+    once the spread of the log-weights, averaged over a hundred steps, is below `tolerance`.
+
+    With `checkpoint`, a file is written every `checkpoint_every` steps (in hundreds), and the one
+    before it is kept; with `resume`, a run that was killed goes on from there and ends with the
+    very bits of one that was not. `products` are those of one step.
     """
     if steps < 1:
         raise ValueError(f"steps must be 1 or more, not {steps}")
-    transform = optimiser(learning_rate)
+    if resume and checkpoint is None:
+        raise ValueError("resume needs the checkpoint file to resume from: pass checkpoint=")
+    transform = _transform(optimiser, learning_rate)
     parameters, static = eqx.partition(flow, trainable(flow))
-    run = _compile(loss, transform, static)
     state = State(parameters, transform.init(parameters))
-    records: list[tuple[np.ndarray, ...]] = []
-    started, done = time.perf_counter(), 0
+    history = {name: np.zeros(0, dtype) for name, dtype in _HISTORY.items()}
+    path = None if checkpoint is None else pathlib.Path(checkpoint)
+    identity = fingerprint(flow, key, loss, _schedule(learning_rate, steps), what, str(steps))
+    if path is not None and resume:
+        found = read_checkpoint(path, identity, state)
+        state, history = found if found else (state, history)
+    started, done, converged = time.perf_counter(), len(history["loss"]), False
+    saved = done
     with reporting(progress) as report:
         if report:
             report.start(steps, what)
-        while done < steps:
+        while done < steps and not converged:
             stop = min(done + _CHUNK, steps)
-            state, *buffers = run(state, key, jnp.asarray(done), jnp.asarray(stop))
-            record = tuple(np.asarray(b)[: stop - done] for b in buffers)
-            records.append(record)
-            if done == 0 and not record[2].any():
+            bounds = jnp.asarray(done), jnp.asarray(stop)
+            state, buffers = _run(loss, transform, static, state, key, *bounds)
+            record = {
+                name: np.asarray(b)[: stop - done]
+                for name, b in zip(_HISTORY, buffers, strict=True)
+            }
+            history = {name: np.concatenate([history[name], record[name]]) for name in _HISTORY}
+            if done == 0 and not record["finite"].any():
                 raise FloatingPointError(
                     f"none of the first {stop} training steps was finite: check that the target "
                     "is finite on the whole sphere, or lower the learning rate"
                 )
             done = stop
+            converged = bool(record["spread"].mean() < tolerance)
+            if path is not None and (done - saved >= checkpoint_every or done == steps):
+                write_checkpoint(path, identity, state, history)
+                saved = done
             if report:
-                note = f"loss {record[0][-1]:.4f}, effective sample size {record[1][-1]:.0%}"
-                report.advance(done, note)
-    losses, sizes, finite = (np.concatenate(parts) for parts in zip(*records, strict=True))
-    history = {"loss": losses, "effective_sample_size": sizes, "finite": finite}
+                report.advance(done, _note(history, record, done * products.total))
     trained = Proposal(eqx.combine(state.parameters, static))
-    seconds = time.perf_counter() - started
-    return Fit(trained, history, int(np.sum(~finite)), seconds)
+    return Fit(
+        trained,
+        history,
+        int(np.sum(~history["finite"])),
+        time.perf_counter() - started,
+        num_matvecs=done * products.total,
+        num_transposed=done * products.transposed,
+        converged=converged,
+    )
+
+
+def _note(history, record, products: int) -> str:
+    # the divergence that is left, were the log-weights Gaussian: half their variance
+    parts = [
+        f"loss {record['loss'][-1]:.4f}",
+        f"KL gap about {np.mean(record['spread'] ** 2) / 2:.2g}",
+        f"effective sample size {record['effective_sample_size'][-1]:.0%}",
+    ]
+    skipped = int(np.sum(~history["finite"]))
+    parts += [f"{products:,} products"] if products else []
+    parts += [f"{skipped} steps undone"] if skipped else []
+    return ", ".join(parts)
+
+
+def _schedule(learning_rate: float | optax.Schedule, steps: int) -> Any:
+    """A schedule by its values, which tell it apart from another."""
+    if callable(learning_rate):
+        return [learning_rate(i) for i in (0, steps // 3, steps)]
+    return learning_rate
 
 
 def effective_share(log_w: Float[Array, " num"]) -> Float[Array, ""]:
@@ -117,28 +181,31 @@ def effective_share(log_w: Float[Array, " num"]) -> Float[Array, ""]:
     return jnp.sum(w) ** 2 / (len(w) * jnp.sum(w**2))
 
 
-def _compile(loss: Loss, transform: optax.GradientTransformation, static: Any):
-    def step(state: State, key: PRNGKeyArray):
-        def of_parameters(parameters):
-            return loss(eqx.combine(parameters, static), key)
+# one object for equal settings, so that what is compiled for it serves again
+@functools.lru_cache(maxsize=32)
+def _transform(optimiser: Callable, learning_rate: Any) -> optax.GradientTransformation:
+    return optimiser(learning_rate)
 
-        (value, log_w), gradient = jax.value_and_grad(of_parameters, has_aux=True)(state.parameters)
+
+@eqx.filter_jit
+def _run(loss: Loss, transform, static, state: State, key: PRNGKeyArray, start, stop):
+    """Steps `start` to `stop`, and their records at the beginning of buffers."""
+
+    def of_parameters(parameters, key):
+        return loss(eqx.combine(parameters, static), key)
+
+    def step(i, carry):
+        state, buffers = carry
+        (value, log_w), gradient = jax.value_and_grad(of_parameters, has_aux=True)(
+            state.parameters, jax.random.fold_in(key, i)
+        )
         updates, optimiser = transform.update(gradient, state.optimiser, state.parameters)
         proposed = State(optax.apply_updates(state.parameters, updates), optimiser)
         finite = jnp.isfinite(value) & jnp.isfinite(optax.tree.norm(gradient))
         kept = jax.tree.map(lambda new, old: jnp.where(finite, new, old), proposed, state)
-        return kept, value, effective_share(log_w), finite
+        record = (value, effective_share(log_w), jnp.std(log_w), finite)
+        j = i - start
+        return kept, tuple(b.at[j].set(x) for b, x in zip(buffers, record, strict=True))
 
-    @jax.jit
-    def run(state: State, key: PRNGKeyArray, start, stop):
-        def body(i, carry):
-            state, losses, sizes, finite = carry
-            state, value, size, good = step(state, jax.random.fold_in(key, i))
-            j = i - start
-            return state, losses.at[j].set(value), sizes.at[j].set(size), finite.at[j].set(good)
-
-        buffer = jnp.zeros(_CHUNK)
-        flags = jnp.zeros(_CHUNK, bool)
-        return jax.lax.fori_loop(start, stop, body, (state, buffer, buffer, flags))
-
-    return run
+    buffers = tuple(jnp.zeros(_CHUNK, dtype) for dtype in _HISTORY.values())
+    return jax.lax.fori_loop(start, stop, step, (state, buffers))

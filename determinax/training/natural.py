@@ -122,6 +122,7 @@ def fit_linear(
         seconds=time.perf_counter() - began,
         num_matvecs=spent.total,
         num_transposed=spent.transposed,
+        converged=bool(state.converged),
     )
 
 

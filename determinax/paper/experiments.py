@@ -1,0 +1,233 @@
+"""The paper's experiments: a preset and a matrix -> rows of figures, one JSON object each.
+
+Nothing here draws or prints; tables and figures are made from the rows alone.
+"""
+
+import dataclasses
+import functools
+import json
+import math
+import pathlib
+import platform
+from collections.abc import Iterator
+from typing import Any, Literal
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import lineax as lx
+import optax
+from jaxtyping import Array, Float, PRNGKeyArray
+
+from determinax import estimate as es
+from determinax import flows, moments, sphere, storage, weights
+from determinax.paper.matrices import MATRICES, PaperMatrix
+from determinax.proposals import Proposal
+from determinax.training import Fit, fit
+from determinax.training.objectives import Gradient
+
+Preset = Literal["paper", "best", "quick"]
+
+NUM_SAMPLES = (100, 316, 1_000, 3_162, 10_000, 31_623, 100_000)
+NUM_KEYS = 10
+
+
+@dataclasses.dataclass(frozen=True)
+class Config:
+    """One training run: what is fitted to which matrix, how, and with which seed.
+
+    `learning_rate` None stands for the schedule that `determinax.fit` has by default.
+    """
+
+    preset: str
+    matrix: str
+    steps: int
+    gradient: Gradient = "path"
+    batch_size: int = 1024
+    learning_rate: float | None = None
+    weight_decay: float | None = None
+    num_flows: int = 8
+    circle: Literal["moebius", "spline"] = "moebius"
+    num_centres: int = 12
+    num_bins: int = 16
+    conditioning: Literal["coupling", "autoregressive"] = "coupling"
+    rotations: bool = True
+    hidden: tuple[int, ...] = (64, 64)
+    circle_hidden: tuple[int, ...] | None = None
+    dtype: str = "float32"
+    seed: int = 0
+
+    @property
+    def name(self) -> str:
+        """What its files are called."""
+        return f"{self.preset}-{self.matrix}"
+
+
+# the authors': from their public code
+_PAPER = {
+    "gradient": "total",
+    "learning_rate": 1e-3,
+    "weight_decay": 1e-2,
+    "rotations": False,
+    "hidden": (128,),
+    "circle_hidden": (64,),
+}
+# n = 3: one height, so no coupling
+_COVER = {"conditioning": "autoregressive", "circle": "spline", "num_flows": 6, "num_bins": 32}
+
+
+def configure(preset: Preset, matrix: str) -> Config:
+    """The settings of a preset for one of the paper's matrices.
+
+    `paper` is the authors' own protocol, `best` is ours, `quick` is `best` cut to seconds.
+    """
+    special = _COVER if matrix == "cover" else {}
+    if preset == "paper":
+        steps = 40_000 if matrix == "W" else 10_000
+        return Config("paper", matrix, steps, **(_PAPER | special))
+    if preset == "best":
+        return Config("best", matrix, 4_000 if matrix == "cover" else 10_000, **special)
+    if preset == "quick":
+        return Config("quick", matrix, 300, **special)
+    raise ValueError(f"preset is paper, best or quick, not {preset!r}")
+
+
+def matrix_of(config: Config) -> PaperMatrix:
+    """The matrix by its name."""
+    return next(item for item in MATRICES if item.name == config.matrix)
+
+
+def train(config: Config, **options: Any) -> Fit:
+    """The training run; `options` go to `determinax.fit` (checkpoint, resume, progress)."""
+    matrix = matrix_of(config).matrix.astype(config.dtype)
+    flow_key, key = jax.random.split(jax.random.key(config.seed))
+    flow = flows.cylinder(
+        len(matrix),
+        key=flow_key,
+        num_flows=config.num_flows,
+        circle=config.circle,
+        num_centres=config.num_centres,
+        num_bins=config.num_bins,
+        conditioning=config.conditioning,
+        rotations=config.rotations,
+        hidden=config.hidden,
+        circle_hidden=config.circle_hidden,
+        dtype=config.dtype,
+    )
+    return fit(
+        matrix,
+        flow,
+        key=key,
+        steps=config.steps,
+        batch_size=config.batch_size,
+        learning_rate=config.learning_rate,
+        gradient=config.gradient,
+        optimiser=optax.adam if config.weight_decay is None else _adamw(config.weight_decay),
+        **options,
+    )
+
+
+@functools.cache
+def _adamw(weight_decay: float):
+    return functools.partial(optax.adamw, weight_decay=weight_decay)
+
+
+def run(config: Config, **options: Any) -> tuple[list[dict[str, Any]], Proposal]:
+    """Train, then estimate with the frozen proposal and fresh keys, beside plain Monte Carlo.
+
+    Rows are of three kinds: `training` (one), `curve` (the loss along training), and `estimate`
+    (a method, a number of samples, a key). Everything that they depend on is in the first.
+    """
+    item = matrix_of(config)
+    result = train(config, **options)
+    loss, truth = result.history["loss"].astype(float), item.log_abs_det
+    last = loss[-max(1, len(loss) // 20) :]
+    products_per_step = result.num_matvecs / len(loss)
+    about = {"matrix": config.matrix, "preset": config.preset}
+    rows: list[dict[str, Any]] = [
+        {
+            "kind": "training",
+            **about,
+            "config": dataclasses.asdict(config),
+            "truth": truth,
+            "kl_gap": float(last.mean() - truth),
+            "products": result.num_matvecs,
+            "seconds": round(result.seconds, 1),
+            "steps_undone": result.num_skipped,
+            "versions": versions(),
+            "machine": machine(),
+        }
+    ]
+    for stop in range(100, len(loss) + 1, 100):
+        # averaged over the steps before, or noise of a batch would count as progress
+        gap = float(loss[max(0, stop - 200) : stop].mean() - truth)
+        products = round(stop * products_per_step)
+        rows.append({"kind": "curve", **about, "step": stop, "products": products, "kl_gap": gap})
+    operator = lx.MatrixLinearOperator(jnp.asarray(item.matrix))
+    for method, proposal in (("vde", result.proposal), ("mc", None)):
+        for i in range(NUM_KEYS):
+            # fresh keys: none of them was seen in training
+            key = jax.random.fold_in(jax.random.key(config.seed + 1), i)
+            for row in evaluate(operator, proposal, key):
+                error = abs(math.expm1(row["log_abs_det"] - truth))
+                rows.append(
+                    {"kind": "estimate", **about, "method": method, "key": i, "error": error, **row}
+                )
+    return rows, result.proposal
+
+
+def evaluate(
+    operator: lx.AbstractLinearOperator, proposal: Proposal | None, key: PRNGKeyArray
+) -> Iterator[dict[str, Any]]:
+    """Estimates from the first 100, 316, ... of one stream of samples, as a table's row each."""
+    log_w = _stream(operator, proposal, key)
+    for num in NUM_SAMPLES:
+        sums = moments.update(moments.empty(num, num, log_w.dtype), log_w[:num, None])
+        estimate = es.from_moments(
+            sums, num_groups=num, groups_per_chunk=num, n=operator.in_size(), factor=1.0
+        )
+        names = ("log_abs_det", "standard_error", "effective_sample_size", "pareto_k", "status")
+        figures = estimate.to_dict()
+        yield {"num_samples": num} | {name: figures[name] for name in names}
+
+
+@eqx.filter_jit
+def _stream(operator, proposal: Proposal | None, key: PRNGKeyArray) -> Float[Array, " num"]:
+    n, dtype, chunk = operator.in_size(), operator.in_structure().dtype, 1000
+    num_chunks = math.ceil(NUM_SAMPLES[-1] / chunk)
+
+    def one(key):
+        points, log_q = sphere.uniform(key, n, chunk, dtype), jnp.zeros(chunk, dtype)
+        if proposal is not None:
+            points, log_q = (x.astype(dtype) for x in proposal.push(points))
+        return weights.log_weights(operator, points, log_q)
+
+    return jax.lax.map(one, jax.random.split(key, num_chunks)).ravel()
+
+
+def versions() -> dict[str, str]:
+    """What the figures were computed with."""
+    from determinax import __version__
+
+    return {
+        "determinax": __version__,
+        "jax": jax.__version__,
+        "optax": optax.__version__,
+        "python": platform.python_version(),
+    }
+
+
+def machine() -> str:
+    """What the seconds were measured on."""
+    return f"{jax.device_count()} {jax.default_backend()} device(s), {platform.machine()}"
+
+
+def write_rows(path: pathlib.Path, rows: list[dict[str, Any]]) -> None:
+    """One JSON object a line, all or nothing."""
+    text = "".join(json.dumps(row) + "\n" for row in rows)
+    storage.write_atomically(path, text.encode())
+
+
+def read_rows(paths: list[pathlib.Path]) -> list[dict[str, Any]]:
+    """The rows of several files, one after the other."""
+    return [json.loads(line) for path in paths for line in path.read_text().splitlines()]

@@ -1,0 +1,172 @@
+"""Training for an operator: gradients are right, optima are reached, killed runs resume."""
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+import scipy.sparse.linalg
+
+import determinax as dx
+from determinax import flows
+from determinax.operators import admit
+from determinax.training.objectives import Objective
+
+KEY = jax.random.key(0)
+RNG = np.random.default_rng(0)
+A = RNG.normal(size=(4, 4))
+TRUTH = np.linalg.slogdet(A)[1]
+
+
+def objective(gradient, batch_size=4096, matrix=A):
+    operator, _ = admit(matrix)
+    return Objective(operator, operator.T, gradient, batch_size)
+
+
+def perturbed(flow, scale=0.2):
+    arrays, rest = eqx.partition(flow, flows.trainable(flow))
+    return eqx.combine(jax.tree.map(lambda a: a + scale * RNG.normal(size=a.shape), arrays), rest)
+
+
+def triangular(matrix):
+    return eqx.tree_at(
+        lambda f: (f.factor.log_diagonal, f.factor.below),
+        flows.projective_linear(4),
+        (jnp.log(jnp.diagonal(matrix)), jnp.tril(matrix, -1)),
+    )
+
+
+def gradient_of(objective, flow, key):
+    arrays, rest = eqx.partition(flow, flows.trainable(flow))
+
+    @jax.jit
+    @jax.grad
+    def gradient(arrays, key):
+        return objective(eqx.combine(arrays, rest), key)[0]
+
+    return jax.flatten_util.ravel_pytree(gradient(arrays, key))[0]
+
+
+def test_path_and_total_gradients_agree_in_the_mean():
+    flow = perturbed(flows.projective_linear(4))
+    keys = jax.random.split(KEY, 60)
+    path, total = (
+        np.stack([gradient_of(objective(g), flow, k) for k in keys]) for g in ("path", "total")
+    )
+    used = path.any(0)
+    path, total = path[:, used], total[:, used]
+    error = np.sqrt((path.var(0) + total.var(0)) / len(keys))
+    assert np.max(np.abs(path.mean(0) - total.mean(0)) / error) < 4
+    assert np.max(np.abs(path.mean(0)) / error) > 20  # there is a gradient to agree on
+
+
+def test_path_gradients_vanish_sample_by_sample_at_the_optimum():
+    lower = np.tril(A) + 3 * np.eye(4)
+    best = triangular(np.linalg.inv(lower))
+    path = gradient_of(objective("path", 16, lower), best, KEY)
+    total = gradient_of(objective("total", 16, lower), best, KEY)
+    assert np.max(np.abs(path)) < 1e-12
+    assert np.max(np.abs(total)) > 1e-2
+
+
+@pytest.mark.parametrize(
+    ("gradient", "tolerance"), [("path", 1e-9), ("total", 0.05), ("forward", 0.05)]
+)
+def test_the_optimum_is_reached(gradient, tolerance):
+    rate = optax.exponential_decay(0.05, 1000, 0.05)
+    fit = dx.fit(
+        A,
+        flows.projective_linear(4),
+        key=KEY,
+        steps=2500,
+        batch_size=64,
+        learning_rate=rate,
+        gradient=gradient,
+        tolerance=1e-11,
+    )
+    assert fit.history["spread"][-1] < tolerance
+    assert abs(fit.history["loss"][-1] - TRUTH) < tolerance
+    assert fit.num_matvecs == len(fit.history["loss"]) * (64 if gradient == "forward" else 128)
+    assert fit.num_transposed == (0 if gradient == "forward" else fit.num_matvecs // 2)
+    assert "products" in repr(fit)
+
+
+def test_it_stops_on_convergence():
+    options = {"key": KEY, "steps": 300, "batch_size": 8}
+    near = np.linalg.qr(A)[0] + 1e-3 * A
+    fit = dx.fit(near, flows.projective_linear(4), tolerance=0.1, **options)
+    assert fit.converged
+    assert len(fit.history["loss"]) == 100
+    fit = dx.fit(near, flows.projective_linear(4), **options)
+    assert not fit.converged
+    assert len(fit.history["loss"]) == 300
+
+
+def test_scipy_operators_train_with_their_transpose_and_without():
+    flow = flows.projective_linear(4)
+    options = {"key": KEY, "steps": 20, "batch_size": 16, "learning_rate": 0.02}
+    dense = dx.fit(A, flow, **options)
+    both = scipy.sparse.linalg.LinearOperator(
+        A.shape, matvec=lambda x: A @ x, rmatvec=lambda x: A.T @ x, dtype=float
+    )
+    np.testing.assert_allclose(
+        dx.fit(both, flow, **options).history["loss"], dense.history["loss"], rtol=1e-10
+    )
+    forward = scipy.sparse.linalg.LinearOperator(A.shape, matvec=lambda x: A @ x, dtype=float)
+    with pytest.raises(dx.OperatorError, match=r'gradient="forward"'):
+        dx.fit(forward, flow, **options)
+    fit = dx.fit(forward, flow, gradient="forward", **options)
+    assert fit.history["loss"][-1] < fit.history["loss"][0]
+
+
+def test_a_run_resumes_bit_for_bit(tmp_path):
+    path = tmp_path / "run.checkpoint"
+    options = {"key": KEY, "batch_size": 8, "learning_rate": 0.01, "checkpoint_every": 100}
+    flow = flows.projective_linear(4)
+    whole = dx.fit(A, flow, steps=400, **options)
+
+    class Killed(Exception):
+        pass
+
+    def kill_after(write, count):
+        def wrapped(*args):
+            nonlocal count
+            write(*args)
+            count -= 1
+            if count == 0:
+                raise Killed
+
+        return wrapped
+
+    with pytest.MonkeyPatch.context() as patch:
+        from determinax.training import loop
+
+        patch.setattr(loop, "write_checkpoint", kill_after(loop.write_checkpoint, 2))
+        with pytest.raises(Killed):
+            dx.fit(A, flow, steps=400, checkpoint=path, **options)
+    assert path.exists() and path.with_name("run.checkpoint.previous").exists()
+    resumed = dx.fit(A, flow, steps=400, checkpoint=path, resume=True, **options)
+    for name, values in whole.history.items():
+        np.testing.assert_array_equal(resumed.history[name], values)
+    jax.tree.map(np.testing.assert_array_equal, resumed.proposal, whole.proposal)
+
+    # damaged: the one before serves, with a warning; of another run: refused
+    path.write_bytes(path.read_bytes()[:-20])
+    with pytest.warns(UserWarning, match="damaged checkpoint"):
+        again = dx.fit(A, flow, steps=400, checkpoint=path, resume=True, **options)
+    jax.tree.map(np.testing.assert_array_equal, again.proposal, whole.proposal)
+    with pytest.raises(dx.StorageError, match="another run"):
+        dx.fit(2 * A, flow, steps=400, checkpoint=path, resume=True, **options)
+    with pytest.raises(ValueError, match="checkpoint="):
+        dx.fit(A, flow, steps=400, resume=True, **options)
+
+
+def test_settings_are_checked():
+    flow = flows.projective_linear(4)
+    with pytest.raises(ValueError, match='"path", "total" or "forward"'):
+        dx.fit(A, flow, key=KEY, steps=1, gradient="natural")
+    with pytest.raises(ValueError, match="n = 3"):
+        dx.fit(A[:3, :3], flow, key=KEY, steps=1)
+    with pytest.raises(ValueError, match="batch_size"):
+        dx.fit(A, flow, key=KEY, steps=1, batch_size=1)
