@@ -7,7 +7,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from enum import StrEnum
-from typing import Annotated
+from typing import Annotated, NoReturn
 
 import typer
 
@@ -20,6 +20,8 @@ app = typer.Typer(
 )
 
 BAD_INPUT, UNRELIABLE = 2, 3
+# a float, so that 1e6 is a count
+Count = float | None
 
 
 class MethodName(StrEnum):
@@ -62,13 +64,13 @@ def estimate(
         ),
     ] = MethodName.auto,
     samples: Annotated[
-        int | None, typer.Option(help="Directions for mc (default 100,000), probes for slq (30).")
+        Count, typer.Option(help="Directions for mc (default 100,000), probes for slq (30).")
     ] = None,
-    depth: Annotated[int, typer.Option(help="Lanczos steps for each probe of slq.")] = 30,
+    depth: Annotated[
+        Count, typer.Option(help="Lanczos steps for each probe of slq (default 30).")
+    ] = None,
     frames: Annotated[bool, typer.Option("--frames", help="mc with orthonormal frames.")] = False,
-    max_matvecs: Annotated[
-        int | None, typer.Option(help="The products that auto may spend.")
-    ] = None,
+    max_matvecs: Annotated[Count, typer.Option(help="The products that auto may spend.")] = None,
     volume: Annotated[
         bool, typer.Option("--volume", help="1/2 log det A^T A of a tall matrix.")
     ] = False,
@@ -80,25 +82,35 @@ def estimate(
     **Examples**
 
         determinax estimate matrix.npy
-        determinax estimate matrix.npy --method mc --samples 1000000
+        determinax estimate matrix.npy --method mc --samples 1e6
         determinax estimate sparse.npz --max-matvecs 500 --json
         determinax estimate tall.csv --volume
 
     Exit code 0: exact, ok or warn; 3: unreliable; 2: bad input.
     """
     with _bad_input_exits():
+        _require_applies("samples", samples, method, MethodName.mc, MethodName.slq)
+        _require_applies("depth", depth, method, MethodName.slq)
+        _require_applies("frames", frames or None, method, MethodName.mc)
+        _require_applies("max-matvecs", max_matvecs, method, MethodName.auto)
         jax = _set_up_jax()
         import determinax as dx
         from determinax.files import read_matrix
 
         matrix = read_matrix(file)
         chosen = {
-            MethodName.auto: lambda: dx.Auto(max_matvecs),
+            MethodName.auto: lambda: dx.Auto(
+                None if max_matvecs is None else _whole(max_matvecs, "max-matvecs")
+            ),
             MethodName.exact: dx.Exact,
             MethodName.mc: lambda: dx.MonteCarlo(
-                100_000 if samples is None else samples, "frames" if frames else "independent"
+                100_000 if samples is None else _whole(samples, "samples"),
+                "frames" if frames else "independent",
             ),
-            MethodName.slq: lambda: dx.Lanczos(30 if samples is None else samples, depth),
+            MethodName.slq: lambda: dx.Lanczos(
+                30 if samples is None else _whole(samples, "samples"),
+                30 if depth is None else _whole(depth, "depth"),
+            ),
         }[method]()
         run = dx.log_volume if volume else dx.log_abs_det
         result = run(matrix, chosen, key=jax.random.key(seed))
@@ -113,7 +125,7 @@ def estimate(
 
 @app.command()
 def demo(
-    samples: Annotated[int, typer.Option(help="Directions for Monte Carlo.")] = 100_000,
+    samples: Annotated[float, typer.Option(help="Directions for Monte Carlo.")] = 100_000,
     seed: Annotated[int, typer.Option(help="The random seed.", min=0, max=2**32 - 1)] = 0,
     out: Annotated[pathlib.Path, typer.Option(help="Where the picture goes.")] = pathlib.Path(
         "demo"
@@ -127,7 +139,22 @@ def demo(
         _set_up_jax()
         from determinax.paper import demo as show
 
-        show.run(samples, seed, out)
+        show.run(_whole(samples, "samples"), seed, out)
+
+
+def _require_applies(option: str, value: float | None, method: MethodName, *takers: MethodName):
+    """Refuse an option that the method would ignore."""
+    if value is not None and method not in takers:
+        raise ValueError(
+            f"--{option} does not apply to --method {method}: leave it out, or use --method "
+            + " or ".join(takers)
+        )
+
+
+def _whole(value: float, option: str) -> int:
+    from determinax.methods.base import whole_number
+
+    return whole_number(value, f"--{option}")
 
 
 def _set_up_jax():
@@ -147,8 +174,18 @@ def _bad_input_exits() -> Iterator[None]:
     try:
         yield
     except (ValueError, TypeError, OverflowError, MemoryError) as error:
-        print(f"determinax: {error or 'out of memory'}", file=sys.stderr)
-        raise typer.Exit(BAD_INPUT) from None
+        _leave(error)
+    except RuntimeError as error:
+        # JAX's own, by name: importing JAX for its class would slow every --help
+        if type(error).__name__ != "JaxRuntimeError":
+            raise
+        _leave(error)
+
+
+def _leave(error: Exception) -> NoReturn:
+    sentence = next(iter(str(error).splitlines()), "out of memory")
+    print(f"determinax: {sentence}", file=sys.stderr)
+    raise typer.Exit(BAD_INPUT) from None
 
 
 if __name__ == "__main__":

@@ -105,24 +105,26 @@ class Estimate(eqx.Module):
         if self.status == "unreliable":
             return None
         value, error = float(self.log_abs_det), float(self.standard_error)
-        freedom = self.num_groups - 1 if self.num_groups else math.inf
+        freedom = self.num_groups - 1 if self.num_groups > 1 else math.inf
         t = 1.96 if math.isinf(freedom) else float(scipy.stats.t.ppf(0.975, freedom))
         return value - t * error, value + t * error
 
-    def certified_upper(self, delta: float = 0.05) -> float:
+    def certified_upper(self, delta: float = 0.05) -> float | Float[Array, " batch"]:
         r"""An upper bound that holds with probability at least `1 - delta`, whatever the weights.
 
         The means $W_1, \dots, W_R$ of R independent batches each have mean $1/|\det A|$, so their
         product has mean $|\det A|^{-R}$, and by Markov's inequality
         $\log|\det A| \le -\frac1R \sum_r \log W_r + \frac{1}{R}\log\frac1\delta$
         with probability at least $1-\delta$: no central limit theorem, no moments.
+        A batch of estimates has an array of bounds.
         """
         if not (isinstance(delta, int | float) and 0 < delta < 1):
             raise ValueError(f"delta is a probability between 0 and 1, not {delta!r}")
         if self.importance_bound is None:
             raise ValueError(f"the method {self.method} samples no weights: it has no certificate")
         slack = self.factor * math.log(1 / delta) / self.num_batches
-        return float(self.importance_bound) + slack
+        bound = self.importance_bound + slack
+        return bound if self._is_batch_or_traced() else float(bound)
 
     def verdict(self) -> tuple[Status, tuple[str, ...]]:
         """Status and reasons together."""
@@ -166,14 +168,16 @@ class Estimate(eqx.Module):
             return f"Estimate(method={self.method}, log_abs_det={self.log_abs_det})"
         status, reasons = self.verdict()
         value, error = float(self.log_abs_det), float(self.standard_error)
-        lines = [f"log|det| = {_round_to(value, error)} ± {error:.2g}   [{status}, {self.method}]"]
+        shown = f" ± {error:.2g}" if math.isfinite(value) else ""
+        lines = [f"log|det| = {_round_to(value, error)}{shown}   [{status}, {self.method}]"]
         interval = self.interval
         if interval is not None and status != "exact":
             low, high = (_round_to(end, error) for end in interval)
             lines.append(f"  95 % interval {low} .. {high}")
-        if self.kl_bound is not None and status != "exact":
+        certified = math.nan if self.importance_bound is None else float(self.certified_upper())
+        if self.kl_bound is not None and status != "exact" and math.isfinite(certified):
             lines.append(
-                f"  certified < {self.certified_upper():.6g} (95 %), KL bound "
+                f"  certified < {certified:.6g} (95 %), KL bound "
                 f"{float(self.kl_bound):.6g}; effective sample size "
                 f"{float(self.effective_sample_size or 0):.3g}, Pareto k {_show(self.pareto_k)}"
             )
@@ -276,6 +280,7 @@ def from_moments(
     groups_per_chunk: int,
     n: int,
     factor: float,
+    group_size: int = 1,
     **fields: Any,
 ) -> Estimate:
     r"""The estimate $-\log \bar w$ and all that the moments say about it.
@@ -302,9 +307,12 @@ def from_moments(
         moments.batch_logs, moments.batch_log_squares, num_batches
     )
     variance = jnp.maximum(jnp.sum(moments.direction_squares) / g - log_center**2, 0)
-    value_range = moments.shift - moments.smallest
+    value_range = moments.largest - moments.smallest
     rounding = verdict.EQUAL_WEIGHTS * n * float(jnp.finfo(value_range.dtype).eps)
     tolerance = min(rounding, verdict.EQUAL_WEIGHTS_NATS)
+    equal = (value_range <= tolerance) & (g * group_size >= verdict.MIN_EQUAL)
+    # a single frame has no spread to take an error from
+    error = jnp.where(equal, jnp.minimum(error, tolerance), error)
     return Estimate(
         log_abs_det=-factor * log_mean,
         standard_error=factor * error,
@@ -315,7 +323,7 @@ def from_moments(
         effective_sample_size=g**2 * mean**2 / squares,
         max_weight_share=1 / (g * mean),
         spread=jnp.sqrt(variance),
-        equal_weights=(value_range <= tolerance) & (g >= verdict.MIN_EQUAL),
+        equal_weights=equal,
         tail=moments.tail,
         num_groups=g,
         num_batches=num_batches,

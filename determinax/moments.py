@@ -20,6 +20,7 @@ class Moments(eqx.Module):
 
     pivot: Float[Array, ""]  # a typical log-weight: logs are summed relative to it
     shift: Float[Array, ""]  # the largest group log-weight: weights are summed relative to it
+    largest: Float[Array, ""]  # of the single log-weights, whose range tells an isometry
     smallest: Float[Array, ""]
     weights: Float[Array, "2"]
     squares: Float[Array, "2"]
@@ -53,6 +54,7 @@ def empty(num_groups: int, groups_per_chunk: int, dtype) -> Moments:
     return Moments(
         pivot=zero,
         shift=zero - jnp.inf,
+        largest=zero - jnp.inf,
         smallest=zero + jnp.inf,
         weights=pair,
         squares=pair,
@@ -91,14 +93,15 @@ def update(moments: Moments, log_w: Float[Array, "groups size"]) -> Moments:
     logs, group_logs = mean_log - pivot, group_log_w - pivot
     whole = groups // moments.batch * moments.batch
     batches = log_mean_exp(group_log_w[:whole].reshape(-1, moments.batch), axis=1) - pivot
-    largest, _ = jax.lax.top_k(
+    candidates, _ = jax.lax.top_k(
         (stopped - pivot).astype(jnp.float32), min(moments.candidates, groups)
     )
-    tail = jnp.concatenate([moments.tail, largest])
+    tail = jnp.concatenate([moments.tail, candidates])
     return Moments(
         pivot=pivot,
         shift=shift,
-        smallest=jnp.minimum(moments.smallest, jnp.min(stopped)),
+        largest=jnp.maximum(moments.largest, jnp.max(jax.lax.stop_gradient(log_w))),
+        smallest=jnp.minimum(moments.smallest, jnp.min(jax.lax.stop_gradient(log_w))),
         weights=_add(moments.weights * rescale, relative),
         squares=_add(moments.squares * rescale**2, relative**2),
         logs=_add(moments.logs, logs),

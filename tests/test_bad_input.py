@@ -39,6 +39,7 @@ def nan_at(value):
         (scipy.sparse.csr_array(nan_at(np.nan)), r"nan at \(1, 2\)"),
         (lx.MatrixLinearOperator(jnp.asarray(nan_at(np.inf))), r"inf at \(1, 2\)"),
         (lx.DiagonalLinearOperator(jnp.array([1.0, jnp.nan])), r"nan at \(1,\)"),
+        (np.ma.masked_less(np.eye(3), 0.5), "masked entries: fill them"),
         (np.ones((3, 5)), "3x5, not square.*its volume is 0"),
         (np.ones((5, 3)), "5x3, not square.*log_volume"),
     ],
@@ -55,11 +56,25 @@ def test_wide_operators_have_no_volume(method):
 
 
 @pytest.mark.parametrize(
-    "operator", [np.eye(3) > 0, np.array([["a"]]), np.eye(2).astype(object), "matrix", None, 3]
+    "operator",
+    [
+        np.eye(3) > 0,
+        np.array([["a"]]),
+        np.eye(2).astype(object),
+        np.eye(2).astype("timedelta64[s]"),
+        np.eye(2).astype("datetime64[s]"),
+        "matrix",
+        None,
+        3,
+    ],
 )
 def test_types_that_are_no_numbers(operator):
     with pytest.raises((TypeError, dx.OperatorError), match=r"dtype|cannot make an operator|shape"):
         dx.log_abs_det(operator, MC, key=KEY)
+
+
+def test_masked_arrays_without_a_masked_entry_are_fine():
+    assert float(dx.log_abs_det(np.ma.masked_less(2 * EYE, -1))) == pytest.approx(3 * math.log(2))
 
 
 def test_integers_are_fine():
@@ -92,12 +107,25 @@ def test_a_product_of_the_wrong_shape_is_never_reshaped():
     with pytest.raises(dx.OperatorError, match="raised") as caught:
         dx.log_abs_det(Host(lambda x: np.ones((2, x.shape[1]))), MC, key=KEY)
     assert "shape (2, 100) where (3, 100) was due" in str(caught.value.__cause__)
-    with pytest.raises(dx.OperatorError, match=r"takes shape \(3,\) and returns \(3, 1\)"):
+    with pytest.raises(dx.OperatorError, match=r"takes shape \(3,\) and returns shape \(3, 1\)"):
         dx.as_operator(lambda x: x[:, None], jnp.zeros(3))
     with pytest.raises(dx.OperatorError, match="not square"):
         dx.log_abs_det(lambda x: x[:2], MC, key=KEY, example=jnp.zeros(3))
     with pytest.raises(dx.OperatorError, match="not square"):
         dx.log_abs_det(lambda x: jnp.outer(x, jnp.ones(3)), MC, key=KEY, example=jnp.zeros(3))
+
+
+def test_a_product_has_the_structure_of_the_example():
+    example = {"a": jnp.zeros((2, 2))}
+    sentence = r"takes \{'a': shape \(2, 2\)\} and returns \{'a': shape \(4,\)\}: .* never reshaped"
+    with pytest.raises(dx.OperatorError, match=sentence):
+        dx.as_operator(lambda x: {"a": x["a"].ravel()}, example)
+    with pytest.raises(dx.OperatorError, match=r"and returns \{'b'"):
+        dx.as_operator(lambda x: {"b": x["a"]}, example)
+    with pytest.raises(dx.OperatorError, match=r"and returns shape \(2, 2\)"):
+        dx.as_operator(lambda x: x["a"], example)
+    tall = dx.as_operator(lambda x: {"b": x["a"], "c": x["a"].ravel()}, example)
+    assert (tall.out_size(), tall.in_size()) == (8, 4)
 
 
 class Lying(lx.FunctionLinearOperator):
@@ -174,6 +202,29 @@ def test_an_offset_in_a_small_row_is_found():
     scale, offset = jnp.array([1e10, 1.0]), jnp.array([0.0, 1.0])
     with pytest.raises(dx.OperatorError, match="maps 0 to something else"):
         dx.log_abs_det(lambda x: scale * x + offset, dx.Exact(), example=jnp.zeros(2))
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_wrong_tags_are_found(dtype):
+    rng = np.random.default_rng(0)
+    q = np.linalg.qr(rng.standard_normal((20, 20)))[0]
+    positive, negative = lx.positive_semidefinite_tag, lx.negative_semidefinite_tag
+
+    def run(spectrum, tag, skew=0.0):
+        matrix = (q * spectrum) @ q.T + skew * np.triu(np.ones((20, 20)), 1)
+        operator = lx.MatrixLinearOperator(jnp.asarray(matrix, dtype), tag)
+        return dx.log_abs_det(operator, dx.Lanczos(10, 15), key=KEY)
+
+    spread = np.linspace(1, 2, 20)
+    for right in (spread, np.ones(20), np.repeat([1.0, 3.0], 10), np.geomspace(1e-6, 1, 20)):
+        run(right, positive)
+        run(-right, negative)
+    with pytest.raises(dx.OperatorError, match=r"tagged positive.*other sign.*leave the tag out"):
+        run(np.linspace(-1, 2, 20), positive)
+    with pytest.raises(dx.OperatorError, match=r"tagged negative.*other sign"):
+        run(np.ones(20), negative)
+    with pytest.raises(dx.OperatorError, match=r"tagged positive.*not symmetric"):
+        run(spread, positive, skew=0.1)
 
 
 def test_real_and_complex_do_not_mix():
@@ -305,6 +356,13 @@ def test_other_options():
         (np.ones((3, 3)), (4,), {}, "does not fit"),
         (np.ones((3, 3)), (4, 0), {}, "positive whole numbers"),
         (np.ones((3, 3)), (4, 2.5), {}, "positive whole numbers"),
+        (np.ones((3, 3)), (4, "4"), {}, "positive whole numbers, not 4"),
+        (np.ones((3, 3)), ("a", "b"), {}, "positive whole numbers, not a"),
+        (np.ones((3, 3)), "44", {}, "positive whole numbers, not 44"),
+        (np.ones((3, 3)), None, {}, "positive whole numbers, not None"),
+        (np.ones((3, 3)), (4, (4, 4)), {}, "positive whole numbers"),
+        (np.ones((3, 3)), (4, np.nan), {}, "positive whole numbers, not nan"),
+        (np.ones((3, 3)), (4, True), {}, "positive whole numbers, not True"),
         (np.ones((3, 3)), (4, 4), {"padding": "same"}, '"zero" or "circular"'),
         (nan_at(np.nan), (4, 4), {}, r"nan at \("),
         (np.ones((5, 5)), (4, 4), {"padding": "circular"}, "larger than the image"),
@@ -313,3 +371,9 @@ def test_other_options():
 def test_convolutions_that_are_refused(kernel, shape, options, sentence):
     with pytest.raises(dx.OperatorError, match=sentence):
         dx.operators.convolution(kernel, shape, **options)
+
+
+@pytest.mark.parametrize("kernel", ["abc", None, [["a", "b"]], {"a": 1}, jnp.ones((3, 3)) > 0])
+def test_kernels_are_numbers(kernel):
+    with pytest.raises(TypeError, match=r"convolution kernel has dtype .*: convert it to a real"):
+        dx.operators.convolution(kernel, (4, 4))

@@ -4,12 +4,14 @@ import json
 import subprocess
 import sys
 
+import jax
 import numpy as np
 import pytest
 import scipy.sparse
 from registry import near_isometry
 from typer.testing import CliRunner
 
+import determinax as dx
 from determinax.cli import app
 
 
@@ -33,7 +35,7 @@ def run(*arguments):
     [
         [],
         ["--method", "exact"],
-        ["--method", "mc", "--samples", "5000"],
+        ["--method", "mc", "--samples", "5e3"],
         ["--method", "mc", "--samples", "6000", "--frames"],
         ["--method", "slq", "--samples", "200", "--depth", "6"],
         ["--max-matvecs", "6"],
@@ -91,6 +93,13 @@ def test_unreliable_exits_with_3_and_still_prints(tmp_path):
         (["good.csv", "--method", "mc", "--samples", "0"], "whole number"),
         (["good.csv", "--method", "mc", "--samples", "-5"], "whole number"),
         (["good.csv", "--max-matvecs", "-5"], "whole number"),
+        (["good.csv", "--method", "mc", "--samples", "2.5"], "--samples must be a whole number"),
+        (["good.csv", "--method", "slq", "--depth", "nan"], "whole number"),
+        (["good.csv", "--samples", "9"], "--samples does not apply to --method auto: leave it out"),
+        (["good.csv", "--method", "exact", "--samples", "9"], "use --method mc or slq"),
+        (["good.csv", "--method", "mc", "--depth", "30"], "use --method slq"),
+        (["good.csv", "--method", "slq", "--frames"], "use --method mc"),
+        (["good.csv", "--method", "mc", "--max-matvecs", "9"], "use --method auto"),
     ],
     ids=str,
 )
@@ -104,6 +113,20 @@ def test_bad_input_exits_with_2_and_one_sentence(tmp_path, options, sentence):
     assert result.stderr.startswith("determinax: ")
     assert len(result.stderr.strip().splitlines()) == 1
     assert result.stdout == ""
+
+
+@pytest.mark.parametrize(
+    "error", [jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: 9 GB\nat"), dx.OperatorError("9 GB")]
+)
+def test_a_product_that_fails_is_one_sentence(matrix_file, monkeypatch, error):
+    def fail(*_, **__):
+        raise error
+
+    monkeypatch.setattr(dx, "log_abs_det", fail)
+    result = run("estimate", matrix_file)
+    assert result.exit_code == 2
+    assert result.stderr.startswith("determinax: ")
+    assert result.stderr.endswith("9 GB\n")
 
 
 def test_help_teaches():

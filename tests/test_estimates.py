@@ -6,7 +6,7 @@ import lineax as lx
 import numpy as np
 import pytest
 import scipy.sparse.linalg
-from registry import EQUAL_WEIGHTS, KINDS, MATRICES, near_isometry
+from registry import EQUAL_WEIGHTS, KINDS, MATRICES, near_isometry, orthogonal
 
 import determinax as dx
 
@@ -132,6 +132,21 @@ def test_frames_have_the_smaller_error_near_an_isometry():
         dx.log_abs_det(matrix, dx.MonteCarlo(10_000, d), key=KEY) for d in ("independent", "frames")
     )
     assert frames.standard_error < 0.5 * single.standard_error
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+@pytest.mark.parametrize("num_frames", [1, 3])
+def test_few_frames_are_enough_where_all_weights_are_equal(num_frames, dtype):
+    method = dx.MonteCarlo(30 * num_frames, "frames")
+    e = dx.log_abs_det(2 * orthogonal(30).astype(dtype), method, key=KEY)
+    assert e.status == "exact"
+    assert abs(e.log_abs_det - 30 * np.log(2)) < 500 * np.finfo(dtype).eps
+    assert e.standard_error <= 500 * np.finfo(dtype).eps
+    assert e.interval[0] <= e.log_abs_det <= e.interval[1]
+    # one frame cannot disagree with itself: its directions must
+    assert dx.log_abs_det(near_isometry(30, 0.01), method, key=KEY).status == "unreliable"
+    small = dx.MonteCarlo(6 * num_frames, "frames")
+    assert dx.log_abs_det(orthogonal(6), small, key=KEY).status == "unreliable"
 
 
 def test_fewer_directions_than_dimensions_make_one_partial_frame():

@@ -145,7 +145,8 @@ def test_a_run_resumes_bit_for_bit(tmp_path):
         patch.setattr(loop, "write_checkpoint", kill_after(loop.write_checkpoint, 2))
         with pytest.raises(Killed):
             dx.fit(A, flow, steps=400, checkpoint=path, **options)
-    assert path.exists() and path.with_name("run.checkpoint.previous").exists()
+    assert path.exists()
+    assert path.with_name("run.checkpoint.previous").exists()
     resumed = dx.fit(A, flow, steps=400, checkpoint=path, resume=True, **options)
     for name, values in whole.history.items():
         np.testing.assert_array_equal(resumed.history[name], values)

@@ -1,3 +1,6 @@
+import gc
+import weakref
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -95,3 +98,28 @@ def test_a_chunk_is_one_call_of_a_host_operator():
 
     dx.log_abs_det(Counting(), dx.MonteCarlo(50), key=jax.random.key(0), check_linear=False)
     assert calls == [(4, 50)]
+
+
+@pytest.mark.parametrize(
+    "method", [dx.MonteCarlo(100), dx.Exact(), dx.Lanczos(4, 2)], ids=["MC", "Exact", "Lanczos"]
+)
+@pytest.mark.parametrize("kind", ["scipy operator", "csr"])
+def test_a_second_call_compiles_nothing(kind, method, caplog):
+    operator = KINDS[kind](REAL)
+    counts = []
+    with jax.log_compiles(), caplog.at_level("WARNING", "jax"):
+        for _ in range(2):
+            dx.log_abs_det(operator, method, key=jax.random.key(0))
+            counts.append(caplog.text.count("Finished XLA compilation"))
+    assert counts[0] == counts[1]
+
+
+def test_host_operators_are_kept_by_compiled_code_alone():
+    operator = KINDS["scipy operator"](REAL)
+    entered, again = dx.as_operator(operator), dx.as_operator(operator)
+    assert entered.products is again.products
+    assert dx.as_operator(KINDS["scipy operator"](REAL)).products is not again.products
+    gone = weakref.ref(operator)
+    del operator, entered, again
+    gc.collect()
+    assert gone() is None

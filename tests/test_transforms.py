@@ -6,7 +6,7 @@ import lineax as lx
 import numpy as np
 import pytest
 import scipy.sparse
-from registry import near_isometry
+from registry import MATRICES, near_isometry
 
 import determinax as dx
 
@@ -77,6 +77,61 @@ def test_the_gradient_is_the_inverse_transposed(method, tolerance):
     np.testing.assert_allclose(gradient, jnp.linalg.inv(A).T, atol=tolerance)
 
 
+@pytest.mark.parametrize("tags", [(), lx.positive_semidefinite_tag], ids=["untagged", "definite"])
+@pytest.mark.parametrize("name", ["multiple of I", "orthogonal", "repeated"])
+def test_lanczos_differentiates_a_scale_to_rounding(name, tags):
+    """d log|det cA| / dc = n/c, also where the Krylov space is exhausted."""
+    a = {**MATRICES, "repeated": np.diag([1.0, 1, 1, 2, 2, 5])}[name]
+    a = jnp.asarray(a if not tags else a @ a.T)
+
+    def f(c):
+        operator = lx.MatrixLinearOperator(c * a, tags)
+        return dx.log_abs_det(operator, dx.Lanczos(10, 6), key=KEY).log_abs_det
+
+    np.testing.assert_allclose(jax.grad(f)(3.0), len(a) / 3.0, rtol=1e-12)
+
+
+@pytest.mark.parametrize("tags", [(), lx.positive_semidefinite_tag], ids=["untagged", "definite"])
+@pytest.mark.parametrize("name", ["multiple of I", "three"])
+def test_the_gradient_of_lanczos_is_the_inverse_transposed(name, tags):
+    a = MATRICES[name]
+    a = jnp.asarray(a if not tags else a @ a.T)
+
+    def gradient(key):
+        return jax.grad(
+            lambda a: (
+                dx.log_abs_det(
+                    lx.MatrixLinearOperator(a, tags), dx.Lanczos(50, 10), key=key
+                ).log_abs_det
+            )
+        )(a)
+
+    gradients = jax.jit(jax.vmap(gradient))(jax.random.split(KEY, 50))
+    error = jnp.std(gradients, axis=0) / jnp.sqrt(49)
+    z = (jnp.mean(gradients, axis=0) - jnp.linalg.inv(a).T) / error
+    assert jnp.max(jnp.abs(z)) < 4
+    assert jnp.max(error) < 0.1
+
+
+def test_lanczos_refuses_second_derivatives():
+    def f(c):
+        return dx.log_abs_det(c * A, dx.Lanczos(4, 3), key=KEY).log_abs_det
+
+    with pytest.raises(NotImplementedError, match="first derivatives only"):
+        jax.hessian(f)(2.0)
+
+
+def test_auto_passes_gradients_of_its_choice():
+    for budget, method in ((5, dx.Exact()), (4, None)):
+        gradient = jax.grad(lambda a, b=budget: dx.log_abs_det(a, dx.Auto(b), key=KEY).log_abs_det)(
+            A
+        )
+        assert jnp.isfinite(gradient).all()
+        np.testing.assert_allclose(jnp.sum(gradient * A), 5.0, rtol=1e-12)
+        if method:
+            np.testing.assert_allclose(gradient, jnp.linalg.inv(A).T, rtol=1e-10)
+
+
 def test_gradients_through_a_convolution_kernel():
     kernel = jnp.array([[0.1, -0.2, 0.0], [0.2, 1.0, -0.1], [0.0, 0.1, 0.2]])
 
@@ -131,6 +186,27 @@ def test_nan_passes_through_tracing_as_nan():
     e = jax.jit(lambda a: dx.log_abs_det(a, dx.MonteCarlo(100), key=KEY))(A.at[0, 0].set(jnp.nan))
     assert np.isnan(e.log_abs_det)
     assert e.status == "unreliable"
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf])
+@pytest.mark.parametrize(
+    "method", [dx.Exact(), dx.Lanczos(10, 3), dx.Lanczos(10, 1), dx.Auto()], ids=str
+)
+def test_one_bad_entry_is_never_finite_inside_of_jit(method, bad):
+    run = jax.jit(jax.vmap(lambda a: dx.log_abs_det(a, method, key=KEY).log_abs_det))
+    for a in (jnp.eye(3), A[:3, :3]):
+        batch = jnp.stack([a.at[i, j].set(bad) for i in range(3) for j in range(3)])
+        values = run(batch)
+        assert jnp.isnan(values).all() if bad is np.nan else not jnp.isfinite(values).any()
+
+
+def test_a_wrong_tag_is_nan_inside_of_jit():
+    def f(a):
+        operator = lx.MatrixLinearOperator(a, lx.positive_semidefinite_tag)
+        return dx.log_abs_det(operator, dx.Lanczos(10, 5), key=KEY).log_abs_det
+
+    assert np.isnan(jax.jit(f)(A))
+    assert np.isfinite(jax.jit(f)(A @ A.T))
 
 
 def test_the_verdict_is_refused_inside_of_tracing():

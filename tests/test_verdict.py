@@ -164,6 +164,20 @@ def test_a_quadrature_that_has_not_converged_is_unreliable():
     assert e.log_abs_det > truth
 
 
+def test_one_lanczos_step_has_nothing_to_be_compared_with():
+    e = dx.log_abs_det(near_isometry(10), dx.Lanczos(400, 1), key=KEY)
+    assert e.log_abs_det > np.linalg.slogdet(near_isometry(10))[1] + 0.3
+    assert e.status == "unreliable"
+    assert "increase depth" in e.reasons[0]
+
+
+@pytest.mark.parametrize(("num_probes", "status"), [(3, "unreliable"), (4, "warn"), (20, "ok")])
+def test_few_probes_have_no_error_bar(num_probes, status):
+    e = dx.log_abs_det(near_isometry(10, 0.1), dx.Lanczos(num_probes, 10), key=KEY)
+    assert e.status == status
+    assert all("probes are too few" in reason for reason in e.reasons)
+
+
 def test_text_and_json_and_repr():
     e = dx.log_abs_det(near_isometry(10), dx.MonteCarlo(5000), key=KEY)
     text = str(e)
@@ -177,6 +191,7 @@ def test_text_and_json_and_repr():
     singular = dx.log_abs_det(np.zeros((3, 3)), dx.MonteCarlo(100), key=KEY)
     assert json.loads(json.dumps(singular.to_dict(), allow_nan=False))["log_abs_det"] is None
     assert "unreliable" in str(singular)
+    assert "nan" not in str(singular)
 
 
 @pytest.mark.parametrize("delta", [0, 1, -0.1, math.nan, "0.05"])
@@ -184,6 +199,15 @@ def test_certificates_need_a_probability(delta):
     e = dx.log_abs_det(near_isometry(4), dx.MonteCarlo(100), key=KEY)
     with pytest.raises(ValueError, match="probability"):
         e.certified_upper(delta)
+
+
+def test_a_batch_has_a_certificate_each():
+    batch = jax.vmap(lambda k: dx.log_abs_det(near_isometry(4), dx.MonteCarlo(100), key=k))(
+        jax.random.split(KEY, 3)
+    )
+    each = [batch[i].certified_upper(0.1) for i in range(3)]
+    np.testing.assert_allclose(batch.certified_upper(0.1), each, rtol=1e-12)
+    assert all(isinstance(bound, float) for bound in each)
 
 
 def test_methods_without_weights_have_no_certificate():

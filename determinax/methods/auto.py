@@ -62,7 +62,9 @@ class Auto(AbstractMethod):
         if pilot < 8 or ops.is_traced((operator, key)):
             note = f"Auto chose Monte Carlo: no pilot run within {budget:,} products."
             method = MonteCarlo(budget)
-            return method.estimate(operator, main_key, spent=spent).with_notes(note)
+            return method.estimate(operator, main_key, spent=spent, progress=progress).with_notes(
+                note
+            )
         tried = MonteCarlo(pilot).estimate(operator, pilot_key)
         spread = float(np.asarray(tried.spread))
         spent, left = spent + Products(pilot), budget - pilot

@@ -18,6 +18,9 @@ from determinax.methods.base import AbstractMethod
 from determinax.operators import NO_PRODUCTS, OperatorError, Products
 from determinax.progress import Report
 
+# unit vectors in memory at a time
+_CHUNK = 256
+
 
 @dataclasses.dataclass(frozen=True)
 class Exact(AbstractMethod):
@@ -44,7 +47,7 @@ class Exact(AbstractMethod):
         if ops.is_traced(inner):
             matrix = reveal(inner)
         else:
-            matrix = weights.guarded(_compiled_reveal, inner)
+            matrix = _reveal_in_blocks(inner, progress)
             if not ops.is_traced(matrix):  # constants inside of jit are traced as well
                 require_finite_columns(matrix)
         log_abs_det, condition, log_size = _square(matrix) if m == n else _tall(matrix)
@@ -68,20 +71,42 @@ def reveal(operator: lx.AbstractLinearOperator) -> Inexact[Array, "m n"]:
     """The matrix, from n products with unit vectors in chunks."""
     if isinstance(operator, lx.MatrixLinearOperator):
         return operator.matrix
-    n, dtype = operator.in_size(), operator.in_structure().dtype
-    chunk = min(n, 256)
-
-    def block(start, size):
-        unit = jax.nn.one_hot(start + jnp.arange(size), n, dtype=dtype, axis=0)
-        return ops.columns(operator, unit)
-
+    n = operator.in_size()
+    chunk = min(n, _CHUNK)
     full, rest = divmod(n, chunk)
-    blocks = jax.lax.map(lambda start: block(start, chunk), chunk * jnp.arange(full))
+    blocks = jax.lax.map(lambda start: _block(operator, start, chunk), chunk * jnp.arange(full))
     matrix = jnp.moveaxis(blocks, 0, 1).reshape(operator.out_size(), -1)
-    return jnp.concatenate([matrix, block(full * chunk, rest)], axis=1) if rest else matrix
+    if rest:
+        matrix = jnp.concatenate([matrix, _block(operator, full * chunk, rest)], axis=1)
+    return matrix
 
 
-_compiled_reveal = eqx.filter_jit(reveal)
+def _block(operator: lx.AbstractLinearOperator, start, size: int) -> Inexact[Array, "m size"]:
+    """The columns from `start` on."""
+    n, dtype = operator.in_size(), operator.in_structure().dtype
+    unit = jax.nn.one_hot(start + jnp.arange(size), n, dtype=dtype, axis=0)
+    return ops.columns(operator, unit)
+
+
+_compiled_block = eqx.filter_jit(_block)
+
+
+def _reveal_in_blocks(operator: lx.AbstractLinearOperator, progress: Report | None) -> Array:
+    """As `reveal`, outside of tracing, with a report after every block."""
+    if isinstance(operator, lx.MatrixLinearOperator):
+        return operator.matrix
+    n = operator.in_size()
+    if progress:
+        progress.start(n, "Exact")
+    blocks = []
+    for start in range(0, n, _CHUNK):
+        stop = min(start + _CHUNK, n)
+        block = weights.guarded(_compiled_block, operator, jnp.asarray(start), stop - start)
+        blocks.append(block)
+        if progress:
+            jax.block_until_ready(block)
+            progress.advance(stop)
+    return jnp.concatenate(blocks, axis=1)
 
 
 def require_memory(m: int, n: int, dtype) -> None:

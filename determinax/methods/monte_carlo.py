@@ -93,6 +93,7 @@ def sample(
         groups_per_chunk=plan.groups_per_chunk,
         n=n,
         factor=ops.log_det_factor(operator),
+        group_size=plan.group_size,
         method=f"{name}, {plan.num_samples:,} {method.directions}",
         num_matvecs=spent.total,
         num_transposed=spent.transposed,

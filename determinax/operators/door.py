@@ -6,6 +6,7 @@ of length n to a real vector of length m, and `columns` multiplies a whole chunk
 """
 
 import math
+import weakref
 from collections.abc import Callable
 from typing import Any, Literal
 
@@ -159,12 +160,22 @@ def _from_scipy(
         has_transpose = True
     except Exception:  # whatever it is: there are no products with the transpose
         has_transpose = False
-    operator = HostLinearOperator(HostProducts(host, dtype), has_transpose)
+    operator = HostLinearOperator(_host_products(host, dtype), has_transpose)
     spent = Products(0, int(has_transpose))
     if check_linear:
         vector = jax.ShapeDtypeStruct((n,), operator.products.vector_dtype)
         spent += _check_linear(host.matvec, vector)
     return operator, spent
+
+
+# Compiled code is found again by the identity of its HostProducts, and is what keeps these alive;
+# they keep their host alive, so that its id stays its own.
+_HOST_PRODUCTS: weakref.WeakValueDictionary = weakref.WeakValueDictionary()
+
+
+def _host_products(host: scipy.sparse.linalg.LinearOperator, dtype: np.dtype) -> HostProducts:
+    """The same object for the same operator: a second call compiles nothing."""
+    return _HOST_PRODUCTS.setdefault((id(host), dtype), HostProducts(host, dtype))
 
 
 def _from_lineax(
@@ -242,13 +253,11 @@ def _require_same_shape(structure: Any, produced: Any) -> None:
                 "the operator turns a real example into complex products, or the reverse: "
                 "give it an example of the dtype that it returns"
             )
-    arrays = isinstance(structure, jax.ShapeDtypeStruct) and isinstance(
-        produced, jax.ShapeDtypeStruct
-    )
-    if arrays and structure.size == produced.size and structure.shape != produced.shape:
+    takes, returns = _layout(structure), _layout(produced)
+    if _size(structure) == _size(produced) and takes != returns:
         raise OperatorError(
-            f"the operator takes shape {structure.shape} and returns {produced.shape}: products "
-            "are never reshaped; reshape inside the callable if that is what you mean"
+            f"the operator takes {takes} and returns {returns}: products are never reshaped; "
+            "return the structure of the example if that is what you mean"
         )
 
 
@@ -314,10 +323,13 @@ def _inexact(array: Any, name: str) -> Any:
     """A JAX array of a floating-point dtype that JAX is set up for, without losing its scale."""
     if isinstance(array, jax.Array):
         return array.astype(_inexact_dtype(array.dtype, name))
+    masked = np.ma.is_masked(array)
     try:
         array = np.asarray(array)
     except ValueError as error:
         raise OperatorError(f"{name} is ragged: its rows differ in length") from error
+    if masked:
+        raise OperatorError(f"{name} has masked entries: fill them first, as array.filled(0)")
     dtype = _inexact_dtype(array.dtype, name)
     _require_representable(array, dtype, name)
     array = array.astype(dtype)
@@ -344,7 +356,7 @@ def _inexact_dtype(dtype: Any, name: str) -> np.dtype:
         return jax.dtypes.canonicalize_dtype(wide)
     if jnp.issubdtype(dtype, jnp.floating):
         return jax.dtypes.canonicalize_dtype(np.float32 if dtype.itemsize <= 4 else np.float64)
-    if jnp.issubdtype(dtype, jnp.integer):
+    if jnp.issubdtype(dtype, jnp.integer) and dtype.kind != "m":  # NumPy's timedelta64 is one too
         return jax.dtypes.canonicalize_dtype(np.float64)
     raise TypeError(f"{name} has dtype {dtype}: convert it to a real or complex number type first")
 
@@ -361,7 +373,9 @@ def _require_finite(array: Any, name: str) -> None:
 
 
 def _positive(value: Any, name: str) -> int:
-    if isinstance(value, bool | np.bool_) or not float(value).is_integer() or value < 1:
+    number = isinstance(value, int | float | np.integer | np.floating)
+    valid = number and not isinstance(value, bool) and math.isfinite(value)
+    if not (valid and float(value).is_integer() and value >= 1):
         raise OperatorError(f"{name} holds positive whole numbers, not {value}")
     return int(value)
 
@@ -376,6 +390,20 @@ def _example_structure(leaf: Any) -> jax.ShapeDtypeStruct:
 def _is_plain_callable(operator: Any) -> bool:
     known = lx.AbstractLinearOperator | scipy.sparse.linalg.LinearOperator
     return callable(operator) and not isinstance(operator, known)
+
+
+def _layout(structure: Any) -> str:
+    """A pytree as text, e.g. "{'a': shape (2, 2)}": equal where structure and shapes are."""
+
+    class Shape(tuple):
+        def __repr__(self):
+            return f"shape {tuple(self)}"
+
+    return repr(jtu.tree_map(lambda leaf: Shape(leaf.shape), structure))
+
+
+def _size(structure: Any) -> int:
+    return sum(math.prod(leaf.shape) for leaf in jtu.tree_leaves(structure))
 
 
 def _shapes(structure: Any) -> Any:
@@ -400,7 +428,8 @@ def convolution(
     the transpose for zero padding and has the same determinant).
     """
     kernel = _inexact(kernel, "convolution kernel")
-    shape = tuple(_positive(size, "image_shape") for size in np.atleast_1d(np.asarray(image_shape)))
+    sizes = image_shape if isinstance(image_shape, tuple | list | np.ndarray) else (image_shape,)
+    shape = tuple(_positive(size, "image_shape") for size in sizes)
     if padding not in ("zero", "circular"):
         raise OperatorError(f'padding is "zero" or "circular", not {padding!r}')
     if kernel.ndim == len(shape):

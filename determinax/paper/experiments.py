@@ -184,7 +184,12 @@ def evaluate(
     for num in NUM_SAMPLES:
         sums = moments.update(moments.empty(num, num, log_w.dtype), log_w[:num, None])
         estimate = es.from_moments(
-            sums, num_groups=num, groups_per_chunk=num, n=operator.in_size(), factor=1.0
+            sums,
+            num_groups=num,
+            groups_per_chunk=num,
+            n=operator.in_size(),
+            factor=1.0,
+            group_size=1,
         )
         names = ("log_abs_det", "standard_error", "effective_sample_size", "pareto_k", "status")
         figures = estimate.to_dict()

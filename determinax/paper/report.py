@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import matplotlib as mpl
 import matplotlib.pyplot as plt
 import numpy as np
+from matplotlib.figure import Figure
 
 from determinax import plots
 from determinax.paper.matrices import (
@@ -75,8 +76,8 @@ def _table(title: str, rows: list[Row], matrices: Iterable[str], name: str) -> s
 
 def _training(rows: list[Row], matrices: Iterable[str]) -> str:
     lines = [
-        "| matrix | &#124;det&#124; | printed | KL gap, here | KL gap, paper | steps | products | seconds | "
-        "steps to the paper's gap | products to it | n |",
+        "| matrix | &#124;det&#124; | printed | KL gap, here | KL gap, paper | steps | products "
+        "| seconds | steps to the paper's gap | products to it | n |",
         _rule(10),
     ]
     for item in (item for item in MATRICES if item.name in matrices):
@@ -103,7 +104,7 @@ def _reached(rows: list[Row], matrix: str, gap: float) -> Row | None:
     return next((r for r in curve if r["kl_gap"] <= gap), None)
 
 
-def figure1(proposal: Proposal, optimum: Callable, points: np.ndarray) -> plt.Figure:
+def figure1(proposal: Proposal, optimum: Callable, points: np.ndarray) -> Figure:
     """The learned density for the cover matrix, beside its samples and the optimum."""
     figure = plt.figure(figsize=(13, 3.4))
     panels: list[tuple[str, Any, Any]] = [
@@ -118,7 +119,7 @@ def figure1(proposal: Proposal, optimum: Callable, points: np.ndarray) -> plt.Fi
     return figure
 
 
-def figure2(rows: list[Row], matrix: str = "W") -> plt.Figure:
+def figure2(rows: list[Row], matrix: str = "W") -> Figure:
     """Estimates and relative errors against samples: the median over keys, and their range."""
     truth = next(item.log_abs_det for item in MATRICES if item.name == matrix)
     figure, (left, right) = plt.subplots(1, 2, figsize=(10, 3.8))
@@ -144,7 +145,7 @@ def figure2(rows: list[Row], matrix: str = "W") -> plt.Figure:
     return figure
 
 
-def figure3(optimum: Callable) -> plt.Figure:
+def figure3(optimum: Callable) -> Figure:
     """The optimal proposal for the cover matrix, all around and as a globe."""
     figure = plt.figure(figsize=(9, 3.6))
     axes = figure.add_subplot(1, 2, 1, projection="mollweide")
@@ -161,7 +162,7 @@ def optimal_log_density(matrix: np.ndarray) -> Callable:
     return lambda s: -a.shape[1] * jnp.log(jnp.linalg.norm(a @ s))
 
 
-def save_figure(figure: plt.Figure, path: pathlib.Path) -> None:
+def save_figure(figure: Figure, path: pathlib.Path) -> None:
     """As PNG and SVG."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with mpl.rc_context({"svg.hashsalt": "determinax"}):

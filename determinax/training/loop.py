@@ -147,7 +147,7 @@ def train(
     return Fit(
         trained,
         history,
-        int(np.sum(~history["finite"])),
+        int(np.sum(np.logical_not(history["finite"]))),
         time.perf_counter() - started,
         num_matvecs=done * products.total,
         num_transposed=done * products.transposed,
@@ -162,7 +162,7 @@ def _note(history, record, products: int) -> str:
         f"KL gap about {np.mean(record['spread'] ** 2) / 2:.2g}",
         f"effective sample size {record['effective_sample_size'][-1]:.0%}",
     ]
-    skipped = int(np.sum(~history["finite"]))
+    skipped = int(np.sum(np.logical_not(history["finite"])))
     parts += [f"{products:,} products"] if products else []
     parts += [f"{skipped} steps undone"] if skipped else []
     return ", ".join(parts)

@@ -70,7 +70,7 @@ def fit(
         raise ValueError(f'gradient is "path", "total" or "forward", not {gradient!r}')
     if batch_size < 2:
         raise ValueError(f"batch_size must be 2 or more, not {batch_size}")
-    entered, spent = ops.admit(operator, example, check_linear=check_linear)
+    entered, _ = ops.admit(operator, example, check_linear=check_linear)
     ops.require_not_wide(entered)
     if flow.n != entered.in_size():
         raise ValueError(
