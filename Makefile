@@ -8,10 +8,10 @@ demo: .venv/.installed
 	$(BIN)/determinax demo
 
 test: lint types
-	$(BIN)/python -m pytest -n 2 -m "not slow"
+	$(BIN)/python -m pytest -n 2 --dist loadgroup -m "not slow"
 
 test-slow: .venv/.installed
-	$(BIN)/python -m pytest -n 2 -m slow
+	$(BIN)/python -m pytest -n 2 --dist loadgroup -m slow
 
 lint: .venv/.installed
 	$(BIN)/ruff check .

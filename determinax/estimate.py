@@ -259,6 +259,14 @@ class Estimate(eqx.Module):
             factor=factor * self.factor,
         )
 
+    def with_products(self, num: int, num_transposed: int = 0) -> "Estimate":
+        """The same estimate, charged for products that were spent on its way, as in training."""
+        return dataclasses.replace(
+            self,
+            num_matvecs=self.num_matvecs + num,
+            num_transposed=self.num_transposed + num_transposed,
+        )
+
     def _is_batch_or_traced(self) -> bool:
         return isinstance(self.log_abs_det, Tracer) or np.ndim(self.log_abs_det) > 0
 

@@ -12,5 +12,5 @@ _MAPS = pathlib.Path("/proc/self/maps")
 def _bounded_memory_maps():
     """Compiled functions hold memory maps, of which a Linux process may have 65,530."""
     yield
-    if _MAPS.exists() and _MAPS.read_text().count("\n") > 20_000:
+    if _MAPS.exists() and _MAPS.read_text().count("\n") > 40_000:
         jax.clear_caches()

@@ -155,3 +155,32 @@ def test_demo_shows_all_seven_matrices_and_a_picture(tmp_path):
     assert (tmp_path / "demo" / "sphere.png").stat().st_size > 10_000
     for name in ("A1", "A2", "A3", "A4", "A5", "W", "cover", "Lanczos", "unreliable", "523.334"):
         assert name in result.stdout
+
+
+def test_fit_then_estimate_with_the_proposal(matrix_file, tmp_path):
+    saved = tmp_path / "q.safetensors"
+    small = ["--steps", "20", "--batch-size", "64", "--num-flows", "1", "--gradient", "total"]
+    result = run("fit", matrix_file, "--save", saved, *small)
+    assert result.exit_code == 0
+    assert "20 steps" in result.stdout
+    assert dx.load(saved).n == 6
+    options = ["--method", "vde", "--proposal", saved, "--samples", "2000", "--json"]
+    data = json.loads(run("estimate", matrix_file, *options).stdout)
+    truth = np.linalg.slogdet(np.load(matrix_file))[1]
+    assert abs(data["log_abs_det"] - truth) < 4 * data["standard_error"]
+    assert data["lower_bound"] < truth + 4 * data["lower_bound_standard_error"]
+    # resumed where it ended: nothing is left to do
+    again = run("fit", matrix_file, "--save", saved, *small, "--resume")
+    assert again.exit_code == 0
+    other = run("fit", matrix_file, "--save", saved, *small, "--resume", "--seed", 1)
+    assert other.exit_code == 2
+    assert "another run" in other.output
+
+
+def test_a_proposal_goes_with_vde_only(matrix_file, tmp_path):
+    result = run("estimate", matrix_file, "--method", "mc", "--proposal", tmp_path / "q")
+    assert result.exit_code == 2
+    assert "--proposal does not apply" in result.output
+    result = run("estimate", matrix_file, "--method", "vde", "--proposal", tmp_path / "q")
+    assert result.exit_code == 2
+    assert "no such file" in result.output

@@ -15,10 +15,10 @@ from rich.table import Table
 
 from determinax import flows, plots
 from determinax.estimate import Estimate
-from determinax.methods import Exact, Lanczos, MonteCarlo, log_abs_det
+from determinax.methods import Exact, Lanczos, MonteCarlo, Variational, log_abs_det
 from determinax.methods.base import AbstractMethod
 from determinax.paper.matrices import MATRICES, MONTE_CARLO_ERROR, SAMPLES, PaperMatrix
-from determinax.training import divergence, fit_density
+from determinax.training import divergence, fit, fit_density
 
 mpl.use("Agg")
 
@@ -71,7 +71,24 @@ def run(num_samples: int, seed: int, out: pathlib.Path) -> None:
         at = SAMPLES.index(num_samples)
         paper = ", ".join(f"{errors[at]} % on {name}" for name, errors in MONTE_CARLO_ERROR.items())
         console.print(f"The paper's own Monte Carlo errors at {num_samples:,} samples: {paper}.")
+    fit_variational(console, seed)
     fit_sphere(console, out / "sphere.png", seed)
+
+
+def fit_variational(console: Console, seed: int, steps: int = 400, num_samples: int = 1000) -> None:
+    """The paper's kind of flow, trained for the first matrix for seconds instead of hours."""
+    item = MATRICES[0]
+    flow = flows.cylinder(10, key=jax.random.key(seed), num_flows=4, dtype="float32")
+    trained = fit(item.matrix, flow, key=jax.random.key(seed + 1), steps=steps, batch_size=256)
+    method = Variational(trained.proposal, num_samples)
+    estimate = log_abs_det(item.matrix, method, key=jax.random.key(seed + 2), progress=False)
+    console.print(
+        f"The variational estimator on {item.name}, a flow trained for {steps} steps "
+        f"({trained.seconds:.0f} s, {trained.num_matvecs:,} products; the paper's took 10,240,000 and as "
+        f"many gradients): from {num_samples:,} samples |det| = {float(estimate.abs_det):.5g}, "
+        f"off by {_percent(np.expm1(float(estimate.log_abs_det) - item.log_abs_det))}, "
+        f"{estimate.status}, effective sample size {float(estimate.effective_sample_size or 0):.0f}."
+    )
 
 
 def fit_sphere(console: Console, out: pathlib.Path, seed: int, steps: int = 600) -> None:

@@ -64,7 +64,7 @@ class Config:
 
 
 # the authors': from their public code
-_PAPER = {
+_PAPER: dict[str, Any] = {
     "gradient": "total",
     "learning_rate": 1e-3,
     "weight_decay": 1e-2,
@@ -73,15 +73,20 @@ _PAPER = {
     "circle_hidden": (64,),
 }
 # n = 3: one height, so no coupling
-_COVER = {"conditioning": "autoregressive", "circle": "spline", "num_flows": 6, "num_bins": 32}
+_COVER: dict[str, Any] = {
+    "conditioning": "autoregressive",
+    "circle": "spline",
+    "num_flows": 6,
+    "num_bins": 32,
+}
 
 
-def configure(preset: Preset, matrix: str) -> Config:
+def configure(preset: Preset, matrix: str, seed: int = 0) -> Config:
     """The settings of a preset for one of the paper's matrices.
 
     `paper` is the authors' own protocol, `best` is ours, `quick` is `best` cut to seconds.
     """
-    special = _COVER if matrix == "cover" else {}
+    special: dict[str, Any] = {"seed": seed} | (_COVER if matrix == "cover" else {})
     if preset == "paper":
         steps = 40_000 if matrix == "W" else 10_000
         return Config("paper", matrix, steps, **(_PAPER | special))

@@ -135,15 +135,15 @@ def _is_slow(name: str, n: int) -> bool:
 
 
 CASES = [(name, n) for name, entry in REGISTRY.items() for n in entry.dimensions]
-every_map = pytest.mark.parametrize(
-    ("name", "n"),
-    [
-        pytest.param(
-            name, n, id=f"{name}-{n}", marks=[pytest.mark.slow] if _is_slow(name, n) else []
-        )
-        for name, n in CASES
-    ],
-)
+
+
+def case(name: str, n: int, *more):
+    """A test's parameters: a map's tests run in one process, which so compiles it once."""
+    marks = [pytest.mark.xdist_group(f"{name}-{n}")] + [pytest.mark.slow] * _is_slow(name, n)
+    return pytest.param(name, n, *more, id="-".join(map(str, (name, n, *more))), marks=marks)
+
+
+every_map = pytest.mark.parametrize(("name", "n"), [case(name, n) for name, n in CASES])
 every_dtype = pytest.mark.parametrize("dtype", ["float32", "float64"])
 
 

@@ -8,7 +8,7 @@ import pytest
 
 from determinax import flows
 
-from .registry import MODERATE, REGISTRY, build, jit
+from .registry import MODERATE, REGISTRY, build, case, jit
 
 
 def _hard_points(n: int, dtype: str):
@@ -59,9 +59,7 @@ CASES = [
 ]
 
 
-@pytest.mark.parametrize(
-    ("name", "n", "dtype"), CASES, ids=[f"{name}-{n}-{dtype}" for name, n, dtype in CASES]
-)
+@pytest.mark.parametrize(("name", "n", "dtype"), [case(*parameters) for parameters in CASES])
 def test_values_and_gradients_are_finite_at_hard_points(name, n, dtype):
     s = _hard_points(n, dtype)
     f = build(name, n, dtype, MODERATE[-1])

@@ -1,0 +1,84 @@
+"""`determinax reproduce`: runs what is missing, then makes tables and figures from the rows."""
+
+import pathlib
+from typing import Literal, get_args
+
+import jax
+import matplotlib as mpl
+import numpy as np
+from rich.console import Console
+from rich.markdown import Markdown
+
+from determinax import storage
+from determinax.paper import experiments, report
+from determinax.paper.matrices import MATRICES
+
+mpl.use("Agg")
+
+Target = Literal["table1", "table2", "figure1", "figure2", "figure3", "all"]
+
+# which matrices' rows each one is made from
+_NEEDS = {
+    "table1": report.DENSE,
+    "table2": ("W",),
+    "figure1": ("cover",),
+    "figure2": ("W",),
+    "figure3": (),
+}
+
+
+def reproduce(
+    target: Target, preset: experiments.Preset, out: pathlib.Path, resume: bool, seed: int = 0
+) -> None:
+    """Make a table or a figure of the paper, or all of them, in the folder `out`.
+
+    Rows go to `out/preset-matrix.jsonl`, trained proposals beside them. With `resume`, rows that
+    exist are used as they are, and a training run that was interrupted goes on.
+    """
+    if target not in get_args(Target):
+        raise ValueError(
+            f"what to reproduce is one of {', '.join(get_args(Target))}, not {target!r}"
+        )
+    targets = tuple(_NEEDS) if target == "all" else (target,)
+    matrices = [item.name for item in MATRICES if any(item.name in _NEEDS[t] for t in targets)]
+    console = Console()
+    out.mkdir(parents=True, exist_ok=True)
+    for i, name in enumerate(matrices):
+        rows = _rows_of(out, preset, name)
+        if resume and rows.exists():
+            continue
+        config = experiments.configure(preset, name, seed)
+        console.print(f"{name} ({i + 1} of {len(matrices)}): {config.steps:,} steps ...")
+        checkpoint = out / f"{config.name}.checkpoint"
+        figures, proposal = experiments.run(config, checkpoint=checkpoint, resume=resume)
+        storage.save(proposal, out / f"{config.name}.safetensors")
+        experiments.write_rows(rows, figures)
+        for stale in (checkpoint, checkpoint.with_name(checkpoint.name + ".previous")):
+            stale.unlink(missing_ok=True)
+    for name in targets:
+        _make(name, preset, out, console)
+
+
+def _make(target: str, preset: str, out: pathlib.Path, console: Console) -> None:
+    rows = experiments.read_rows([_rows_of(out, preset, name) for name in _NEEDS[target]])
+    path = out / f"{preset}-{target}"
+    if target.startswith("table"):
+        text = report.table1(rows) if target == "table1" else report.table2(rows)
+        storage.write_atomically(path.with_suffix(".md"), text.encode())
+        console.print(Markdown(text))
+        console.print(f"saved as {path.with_suffix('.md')}")
+        return
+    cover = next(item.matrix for item in MATRICES if item.name == "cover")
+    optimum = report.optimal_log_density(cover)
+    if target == "figure1":
+        proposal = storage.load(out / f"{preset}-cover.safetensors")
+        points, _ = proposal.sample_and_log_density(jax.random.key(0), 500)
+        figure = report.figure1(proposal, optimum, np.asarray(points))
+    else:
+        figure = report.figure2(rows) if target == "figure2" else report.figure3(optimum)
+    report.save_figure(figure, path)
+    console.print(f"saved as {path}.png and .svg")
+
+
+def _rows_of(out: pathlib.Path, preset: str, matrix: str) -> pathlib.Path:
+    return out / f"{preset}-{matrix}.jsonl"

@@ -1,0 +1,114 @@
+"""The paper's experiments: presets are the authors', rows are complete, tables come from rows."""
+
+import dataclasses
+import json
+
+import jax
+import lineax as lx
+import numpy as np
+import pytest
+
+import determinax as dx
+from determinax.paper import MATRICES, experiments, report, reproduce
+from determinax.proposals import Proposal
+
+FEW = (100, 1000)
+TINY = {"num_flows": 1, "num_bins": 2, "num_centres": 2, "hidden": (4,), "batch_size": 16}
+
+
+def test_the_paper_preset_is_the_authors_protocol():
+    config = experiments.configure("paper", "A1")
+    assert (config.steps, config.batch_size, config.gradient) == (10_000, 1024, "total")
+    assert not config.rotations
+    assert experiments.configure("paper", "W").steps == 40_000
+    cover = experiments.configure("paper", "cover")
+    assert (cover.num_flows, cover.circle, cover.num_bins) == (6, "spline", 32)
+    with pytest.raises(ValueError, match="paper, best or quick"):
+        experiments.configure("fast", "A1")  # pyright: ignore[reportArgumentType]
+
+
+def test_estimates_come_from_prefixes_of_one_stream(monkeypatch):
+    monkeypatch.setattr(experiments, "NUM_SAMPLES", (100, 2000))
+    matrix = np.diag([1.0, 1.2, 0.9, 1.1])
+    operator = lx.MatrixLinearOperator(jax.numpy.asarray(matrix))
+    first, last = experiments.evaluate(operator, None, jax.random.key(0))
+    assert (first["num_samples"], last["num_samples"]) == (100, 2000)
+    assert first["standard_error"] > 2 * last["standard_error"]
+    assert abs(last["log_abs_det"] - np.log(1.2 * 0.9 * 1.1)) < 4 * last["standard_error"]
+    uniform = Proposal(dx.flows.projective_linear(4))
+    _, moved = experiments.evaluate(operator, uniform, jax.random.key(0))
+    assert abs(moved["log_abs_det"] - last["log_abs_det"]) < 1e-12
+
+
+@pytest.fixture(scope="module")
+def results(tmp_path_factory):
+    """A table and the figures reproduced once, with flows that are far too small."""
+    out = tmp_path_factory.mktemp("results")
+    real = experiments.configure
+
+    def configure(preset, matrix, seed=0):
+        return dataclasses.replace(real(preset, matrix, seed), steps=100, **TINY)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(experiments, "configure", configure)
+        patch.setattr(experiments, "NUM_SAMPLES", FEW)
+        patch.setattr(report, "SAMPLES", FEW)
+        patch.setattr(experiments, "NUM_KEYS", 2)
+        reproduce.reproduce("table2", "quick", out, resume=False)
+        for target in ("table2", "figure2", "figure3"):
+            reproduce.reproduce(target, "quick", out, resume=True)
+    return out
+
+
+def test_rows_tables_and_figures(results):
+    rows = [json.loads(line) for line in (results / "quick-W.jsonl").read_text().splitlines()]
+    (training,) = [row for row in rows if row["kind"] == "training"]
+    assert training["products"] == 100 * 16 * 2
+    assert training["config"]["seed"] == 0
+    assert {"determinax", "jax"} <= training["versions"].keys()
+    estimates = [row for row in rows if row["kind"] == "estimate"]
+    assert len(estimates) == 2 * len(FEW) * 2
+    truth = next(item.log_abs_det for item in MATRICES if item.name == "W")
+    for row in estimates:
+        assert row["error"] == pytest.approx(abs(np.expm1(row["log_abs_det"] - truth)))
+    for name in (
+        "table1.md",
+        "table2.md",
+        "figure1.png",
+        "figure1.svg",
+        "figure2.png",
+        "figure3.svg",
+    ):
+        assert (results / f"quick-{name}").stat().st_size > 500
+    table = (results / "quick-table1.md").read_text()
+    assert "523.3344" in table
+    assert "3.4 %" in table
+    assert not list(results.glob("*.checkpoint*"))
+
+
+def test_tables_are_made_from_rows_alone(results):
+    rows = experiments.read_rows([results / "quick-W.jsonl"])
+    for row in rows:
+        if row["kind"] == "estimate" and row["method"] == "vde":
+            row["error"] = 0.25
+    assert "25 ± 0 %" in report.table2(rows)
+    dense = [row | {"matrix": "A1"} for row in rows]
+    table = report.table1(dense)
+    assert "25 ± 0 %" in table
+    assert "523.3344" in table
+    assert "0.109" in table
+
+
+def test_figure_1_shows_a_learned_density_beside_the_best():
+    flow = dx.flows.cylinder(
+        3, key=jax.random.key(0), num_flows=1, conditioning="autoregressive", circle="spline"
+    )
+    points, _ = Proposal(flow).sample_and_log_density(jax.random.key(1), 50)
+    optimum = report.optimal_log_density(MATRICES[-1].matrix)
+    figure = report.figure1(Proposal(flow), optimum, np.asarray(points))
+    assert [axes.get_title() for axes in figure.axes[:1]] == ["optimal density"]
+
+
+def test_unknown_targets_are_refused(tmp_path):
+    with pytest.raises(ValueError, match="table1"):
+        reproduce.reproduce("table9", "quick", tmp_path, resume=False)  # pyright: ignore
