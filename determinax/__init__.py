@@ -4,9 +4,11 @@ from determinax import flows, operators, sphere, training
 from determinax.estimate import Estimate, UnreliableEstimateError
 from determinax.methods import (
     Auto,
+    Deflated,
     Exact,
     Lanczos,
     MonteCarlo,
+    Probed,
     Variational,
     log_abs_det,
     log_volume,
@@ -14,18 +16,20 @@ from determinax.methods import (
 from determinax.operators import OperatorError, as_operator
 from determinax.proposals import Proposal
 from determinax.storage import StorageError, load, save
-from determinax.training import Fit, fit, fit_density, fit_samples
+from determinax.training import Fit, fit, fit_density, fit_linear, fit_samples
 
 __version__ = "0.1.0"
 
 __all__ = [
     "Auto",
+    "Deflated",
     "Estimate",
     "Exact",
     "Fit",
     "Lanczos",
     "MonteCarlo",
     "OperatorError",
+    "Probed",
     "Proposal",
     "StorageError",
     "UnreliableEstimateError",
@@ -33,6 +37,7 @@ __all__ = [
     "as_operator",
     "fit",
     "fit_density",
+    "fit_linear",
     "fit_samples",
     "flows",
     "load",

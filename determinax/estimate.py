@@ -43,7 +43,8 @@ class Estimate(eqx.Module):
         deviation of the log-weights; None for methods without weights.
     - `num_matvecs`: products spent, with the transpose included; `num_transposed` of them with it.
     - `num_matvecs_dense`: the n products that would reveal A.
-    - `condition`: of the equilibrated matrix (exact methods only).
+    - `condition`: how much rounding is amplified (exact methods only): the condition number of the
+        equilibrated matrix, or what elimination in a band was seen to do.
     - `quadrature_change`: from half the depth, in standard errors of the probes (Lanczos only).
     """
 
@@ -231,6 +232,32 @@ class Estimate(eqx.Module):
     def with_notes(self, *notes: str) -> "Estimate":
         """The same estimate with more to say."""
         return dataclasses.replace(self, notes=self.notes + notes)
+
+    def moved(self, shift: Any, *, factor: float = 1.0, error: Any = 0.0) -> "Estimate":
+        r"""The estimate of another operator: `factor` times this, plus `shift` known to `error`.
+
+        What is known exactly of a determinant is taken out before sampling, and comes back here.
+        """
+
+        def move(value):
+            return None if value is None else factor * value + shift
+
+        def scale(value):
+            return None if value is None else factor * value
+
+        exact = None if self.equal_weights is None else self.equal_weights & (error < 1e-3)
+        return dataclasses.replace(
+            self,
+            log_abs_det=move(self.log_abs_det),
+            standard_error=jnp.hypot(factor * self.standard_error, jnp.asarray(error)),
+            kl_bound=move(self.kl_bound),
+            kl_bound_standard_error=scale(self.kl_bound_standard_error),
+            importance_bound=move(self.importance_bound),
+            importance_bound_standard_error=scale(self.importance_bound_standard_error),
+            lower_bound=move(self.lower_bound),
+            equal_weights=exact,
+            factor=factor * self.factor,
+        )
 
     def with_products(self, num: int, num_transposed: int = 0) -> "Estimate":
         """The same estimate, charged for products that were spent on its way, as in training."""

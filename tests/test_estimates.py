@@ -9,6 +9,7 @@ import scipy.sparse.linalg
 from registry import EQUAL_WEIGHTS, KINDS, MATRICES, near_isometry, orthogonal
 
 import determinax as dx
+from determinax.paper.matrices import FILTER
 
 KEY = jax.random.key(1)
 
@@ -219,3 +220,19 @@ def test_auto_without_transpose_samples():
     e = dx.log_abs_det(operator, dx.Auto(60), key=KEY)
     assert "without a transpose" in e.reasons[-1]
     assert e.status == "unreliable"
+
+
+def test_auto_probes_a_convolution_and_is_right_where_dense_factorisations_fail():
+    operator = dx.operators.convolution(FILTER, (64, 64))
+    e = dx.log_abs_det(operator, key=KEY)
+    assert "Auto chose Probed" in e.reasons[-1]
+    assert abs(float(e) - 373.570605) < 1e-5
+    assert e.num_matvecs <= 9 + 8
+
+
+def test_auto_deflates_what_is_broad_and_has_no_transpose():
+    matrix = np.random.default_rng(0).normal(size=(60, 60))
+    host = scipy.sparse.linalg.LinearOperator((60, 60), matvec=lambda x: matrix @ x, dtype=float)
+    e = dx.log_abs_det(host, dx.Auto(50), key=KEY)
+    assert "Auto chose Deflated" in e.reasons[-1]
+    assert e.num_matvecs <= 50

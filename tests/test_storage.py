@@ -3,6 +3,7 @@
 import json
 import os
 
+import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -20,7 +21,8 @@ def perturbed(flow):
     leaves, tree = jax.tree.flatten(flow)
     keys = jax.random.split(KEY, len(leaves))
     moved = [
-        a + 0.1 * jax.random.normal(k, a.shape, a.dtype) for a, k in zip(leaves, keys, strict=True)
+        a + 0.1 * jax.random.normal(k, a.shape, a.dtype) if eqx.is_inexact_array(a) else a
+        for a, k in zip(leaves, keys, strict=True)
     ]
     return tree.unflatten(moved)
 

@@ -104,3 +104,17 @@ def test_settings_are_checked():
         dx.Variational(BEST, 0)
     with pytest.raises(ValueError, match="5 dimensions"):
         dx.log_abs_det(np.eye(4), dx.Variational(BEST, 10), key=KEY)
+
+
+def test_a_preconditioner_that_the_user_has_makes_every_weight_exact():
+    a = np.random.default_rng(0).normal(size=(7, 7))
+    inverse = np.linalg.inv(a)
+    truth = np.linalg.slogdet(a)[1]
+    for options in ({}, {"inverse": lambda v: a @ v}):
+        method = dx.Variational.from_preconditioner(
+            lambda v: inverse @ v, -truth, n=7, num_samples=30, **options
+        )
+        e = dx.log_abs_det(a, method, key=KEY)
+        assert e.status == "exact"
+        assert abs(float(e) - truth) < 1e-11
+        assert (e.lower_bound is None) == (not options)

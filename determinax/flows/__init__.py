@@ -1,5 +1,6 @@
 """Normalizing flows on spheres."""
 
+from .banded import Banded as Banded
 from .base import AbstractCircleMap as AbstractCircleMap
 from .base import AbstractIntervalMap as AbstractIntervalMap
 from .base import AbstractSphereMap as AbstractSphereMap
@@ -15,6 +16,14 @@ from .exponential import ExponentialMap as ExponentialMap
 from .exponential import Polynomial as Polynomial
 from .exponential import Radial as Radial
 from .linear import AbstractFactor as AbstractFactor
+from .linear import Circulant as Circulant
+from .linear import Dense as Dense
+from .linear import Diagonal as Diagonal
+from .linear import DiagonalLowRank as DiagonalLowRank
+from .linear import Inverse as Inverse
+from .linear import Kronecker as Kronecker
+from .linear import Preconditioner as Preconditioner
+from .linear import Product as Product
 from .linear import ProjectiveLinear as ProjectiveLinear
 from .linear import Triangular as Triangular
 from .moebius import MoebiusMixture as MoebiusMixture

@@ -3,17 +3,21 @@
 from determinax.methods.api import log_abs_det, log_volume
 from determinax.methods.auto import Auto
 from determinax.methods.base import AbstractMethod
+from determinax.methods.deflated import Deflated
 from determinax.methods.exact import Exact
 from determinax.methods.lanczos import Lanczos
 from determinax.methods.monte_carlo import MonteCarlo
+from determinax.methods.probed import Probed
 from determinax.methods.variational import Variational
 
 __all__ = [
     "AbstractMethod",
     "Auto",
+    "Deflated",
     "Exact",
     "Lanczos",
     "MonteCarlo",
+    "Probed",
     "Variational",
     "log_abs_det",
     "log_volume",

@@ -1,6 +1,7 @@
 """The default: exact where n products fit the budget, else what a few pilot products recommend."""
 
 import dataclasses
+import math
 
 import jax
 import lineax as lx
@@ -10,17 +11,24 @@ from jaxtyping import PRNGKeyArray
 from determinax import operators as ops
 from determinax.estimate import Estimate
 from determinax.methods.base import AbstractMethod, require_key, whole_number
+from determinax.methods.deflated import Deflated
 from determinax.methods.exact import Exact
 from determinax.methods.lanczos import Lanczos, is_definite, transposed
 from determinax.methods.monte_carlo import MonteCarlo
+from determinax.methods.probed import Probed
 from determinax.operators import NO_PRODUCTS, OperatorError, Products
 from determinax.progress import Report
 
 # without a budget: what an LU on a workstation does in about a minute
 _DENSE_LIMIT = 8192
-_PILOT, _MAX_DEPTH = 32, 100
+_PILOT, _MAX_DEPTH = 8, 100
 # spread of log-weights up to which plain Monte Carlo beats Lanczos at equal products
 _NARROW = 0.5
+# spread over sqrt(n/2), the relative spread of the squared singular values (1 for a Gaussian
+# matrix): from here on the quadrature's bias outweighs its noise, and fewer, deeper probes win
+_BROAD = 0.75
+# entries of the frames that deflation may keep
+_FRAME_ENTRIES = 2**27
 
 
 @dataclasses.dataclass(frozen=True)
@@ -52,6 +60,9 @@ class Auto(AbstractMethod):
         n = ops.rows_columns(operator)[1]
         budget = self.max_matvecs
         limit = _DENSE_LIMIT if budget is None else budget
+        probed = self._probe(operator, key, n if n <= limit else budget or n // 4, spent, progress)
+        if probed is not None:
+            return probed
         if n <= limit:
             note = f"Auto chose Exact: {n:,} products reveal A, and {limit:,} were allowed."
             return Exact().estimate(operator, key, spent=spent, progress=progress).with_notes(note)
@@ -59,7 +70,7 @@ class Auto(AbstractMethod):
         budget = n // 4 if budget is None else max(1, budget - spent.total)
         pilot_key, main_key = jax.random.split(key)
         pilot = min(_PILOT, budget // 4)
-        if pilot < 8 or ops.is_traced((operator, key)):
+        if pilot < 4 or ops.is_traced((operator, key)):
             note = f"Auto chose Monte Carlo: no pilot run within {budget:,} products."
             method = MonteCarlo(budget)
             return method.estimate(operator, main_key, spent=spent, progress=progress).with_notes(
@@ -75,6 +86,20 @@ class Auto(AbstractMethod):
         )
         return method.estimate(operator, main_key, spent=spent, progress=progress).with_notes(note)
 
+    def _probe(self, operator, key, budget: int, spent, progress) -> Estimate | None:
+        """A convolution's stencil is known: a few products reveal it, whatever the image."""
+        square = operator.in_size() == operator.out_size()
+        if key is None or not square or ops.is_traced((operator, key)):
+            return None
+        if not isinstance(operator, ops.ConvolutionLinearOperator):
+            return None
+        needed = operator.kernel.shape[1] * math.prod(operator.kernel.shape[2:]) + 8
+        if needed > budget - spent.total:
+            return None
+        note = "Auto chose Probed: a convolution has as many unknowns as its kernel has entries."
+        estimate = Probed().estimate(operator, key, spent=spent, progress=progress)
+        return estimate.with_notes(note)
+
     def _choose(self, operator, spread: float, left: int) -> tuple[AbstractMethod, str]:
         if spread < _NARROW:
             return MonteCarlo(left), "near an isometry, where Monte Carlo has the smaller error"
@@ -82,7 +107,18 @@ class Auto(AbstractMethod):
             try:
                 transposed(operator)
             except OperatorError:
-                return MonteCarlo(left), "and without a transpose there is no Lanczos"
+                return _deflated(operator, left), "and without a transpose there is no Lanczos"
+        n = operator.in_size()
         steps = left - 1 if is_definite(operator) else (left - 1) // 2
-        depth = max(1, min(operator.in_size(), round(steps**0.5), steps, _MAX_DEPTH))
+        deeper = 2 if spread > _BROAD * math.sqrt(n / 2) else 1
+        depth = max(1, min(n, round(deeper * steps**0.5), steps, _MAX_DEPTH))
         return Lanczos(max(1, steps // depth), depth), "too broad for Monte Carlo"
+
+
+def _deflated(operator, left: int) -> AbstractMethod:
+    """Most of the budget for exact directions, the rest for their complement."""
+    samples = max(2, left // 8)
+    directions = min(left - samples, _FRAME_ENTRIES // operator.in_size())
+    if directions < 1:
+        return MonteCarlo(left)
+    return Deflated(directions, MonteCarlo(left - directions))

@@ -2,14 +2,15 @@
 
 import dataclasses
 from collections.abc import Callable
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import lineax as lx
 from jaxtyping import Array, Float, PRNGKeyArray
 
+from determinax import flows, sphere, weights
 from determinax import operators as ops
-from determinax import sphere, weights
 from determinax.estimate import Estimate
 from determinax.methods.base import AbstractMethod, require_key
 from determinax.methods.monte_carlo import check_sampling, sample
@@ -60,6 +61,29 @@ class Variational(AbstractMethod):
             raise ValueError(f"defensive is a share from 0 to below 1, not {self.defensive!r}")
         check_sampling(self)
 
+    @classmethod
+    def from_preconditioner(
+        cls,
+        matvec: Callable[[Array], Array],
+        log_abs_det: Any,
+        *,
+        n: int,
+        num_samples: int = 100,
+        inverse: Callable[[Array], Array] | None = None,
+        **options: Any,
+    ) -> "Variational":
+        r"""With $M \approx A^{-1}$ that you already have: Monte Carlo on $AM$, corrected by $|\det M|$.
+
+        **Arguments:**
+
+        - `matvec`: $v \mapsto Mv$ of one vector of length n, in JAX.
+        - `log_abs_det`: $\log|\det M|$, exactly: an error of it is an error of the estimate.
+        - `inverse`: $v \mapsto M^{-1}v$, for a lower bound and for `defensive`; None: none of these.
+        - `num_samples`, `options`: as above.
+        """
+        factor = flows.Preconditioner(matvec, log_abs_det, n, inverse)
+        return cls(Proposal(flows.ProjectiveLinear(factor)), num_samples, **options)
+
     def estimate(
         self,
         operator: lx.AbstractLinearOperator,
@@ -79,7 +103,7 @@ class Variational(AbstractMethod):
         if self.defensive:
             proposal = DefensiveMixture(proposal, self.defensive)
         main_key, lower_key = jax.random.split(key)
-        solve = self.solve or _dense_solve(operator)
+        solve = self.solve or (_dense_solve(operator) if _has_density(self.proposal) else None)
         lower = {}
         if solve is not None:
             num = min(self.num_samples, _LOWER_SAMPLES)
@@ -100,6 +124,12 @@ class Variational(AbstractMethod):
             progress=progress,
         )
         return dataclasses.replace(estimate, **lower)
+
+
+def _has_density(proposal: Proposal) -> bool:
+    """Whether the density can be evaluated at given points: not with half a preconditioner."""
+    factor = getattr(proposal.flow, "factor", None)
+    return not (isinstance(factor, flows.Preconditioner) and factor.inverse is None)
 
 
 def _dense_solve(operator: lx.AbstractLinearOperator) -> Callable | None:

@@ -258,6 +258,89 @@ class RealEmbedding(lx.AbstractLinearOperator):
         return _double_real(self.inner.out_structure())
 
 
+class PreconditionedLinearOperator(lx.AbstractLinearOperator):
+    r"""$AM$ for an operator A and any function that multiplies columns with M. No transpose."""
+
+    inner: lx.AbstractLinearOperator
+    multiply: Callable[[Array], Array]
+
+    def mv(self, vector):
+        """The product with one vector."""
+        return self.mm(vector[:, None])[:, 0]
+
+    def mm(self, vectors):
+        """The product with a chunk of columns."""
+        return columns(self.inner, self.multiply(vectors))
+
+    def as_matrix(self):
+        """The dense matrix."""
+        return self.mm(jnp.eye(self.in_size(), dtype=self.in_structure().dtype))
+
+    def transpose(self):
+        """There is none: M is a function."""
+        raise OperatorError("a preconditioned operator has no transpose: use sampling methods")
+
+    def in_structure(self):
+        """The structure of a vector that it takes."""
+        return self.inner.in_structure()
+
+    def out_structure(self):
+        """The structure of a vector that it gives."""
+        return self.inner.out_structure()
+
+
+class Reflector(eqx.Module):
+    r"""An orthogonal matrix $P = I - UXU^\top$; see `deflate`."""
+
+    u: Float[Array, "n k"]
+    x: Float[Array, "k k"]
+
+    def complement(self, vectors: Float[Array, "rest num"]) -> Float[Array, "n num"]:
+        """The vectors' images under all columns of P but the first k."""
+        k = self.u.shape[1]
+        padded = jnp.pad(vectors, [(k, 0), (0, 0)])
+        return padded - _mm(self.u, _mm(self.x, _mm(self.u.T, padded)))
+
+    def coordinates(self, vectors: Float[Array, "n num"]) -> Float[Array, "rest num"]:
+        """The transpose of `complement`."""
+        moved = vectors - _mm(self.u, _mm(self.x.T, _mm(self.u.T, vectors)))
+        return moved[self.u.shape[1] :]
+
+
+class CompressedLinearOperator(lx.AbstractLinearOperator):
+    r"""$Q_\perp^\top A V_\perp$: an operator between orthogonal complements; see `deflate`."""
+
+    inner: lx.AbstractLinearOperator
+    right: Reflector
+    left: Reflector
+
+    def mv(self, vector):
+        """The product with one vector."""
+        return self.mm(vector[:, None])[:, 0]
+
+    def mm(self, vectors):
+        """The product with a chunk of columns."""
+        return self.left.coordinates(columns(self.inner, self.right.complement(vectors)))
+
+    def as_matrix(self):
+        """The dense matrix."""
+        return self.mm(jnp.eye(self.in_size(), dtype=self.in_structure().dtype))
+
+    def transpose(self):
+        """The transposed operator, compressed the other way round."""
+        return CompressedLinearOperator(self.inner.transpose(), self.left, self.right)
+
+    def in_structure(self):
+        """The structure of a vector that it takes."""
+        inner, k = self.inner.in_structure(), self.right.u.shape[1]
+        return jax.ShapeDtypeStruct((inner.shape[0] - k,), inner.dtype)
+
+    def out_structure(self):
+        """The structure of a vector that it gives."""
+        inner, k = self.inner.out_structure(), self.left.u.shape[1]
+        return jax.ShapeDtypeStruct((inner.shape[0] - k,), inner.dtype)
+
+
 class _Conjugate(lx.AbstractLinearOperator):
     """The complex conjugate of an operator, for any operator that has products."""
 
@@ -288,6 +371,8 @@ OWN = (
     ConvolutionLinearOperator,
     FlatLinearOperator,
     RealEmbedding,
+    PreconditionedLinearOperator,
+    CompressedLinearOperator,
     _Conjugate,
 )
 
@@ -315,8 +400,8 @@ def columns(
     """A whole chunk of products, one a column: one matrix-matrix product where that exists."""
     if isinstance(operator, lx.MatrixLinearOperator):
         return jnp.matmul(operator.matrix, vectors, precision=jax.lax.Precision.HIGHEST)
-    if isinstance(operator, SparseLinearOperator | RealEmbedding | _Conjugate):
-        return operator.mm(vectors)
+    if hasattr(operator, "mm"):
+        return operator.mm(vectors)  # pyright: ignore[reportAttributeAccessIssue]
     return jax.vmap(operator.mv, in_axes=-1, out_axes=-1)(vectors)
 
 
@@ -340,6 +425,10 @@ def host_operators(tree: Any) -> list[HostLinearOperator]:
     """The operators in the tree whose products run on the host."""
     leaves = jtu.tree_leaves(tree, is_leaf=lambda x: isinstance(x, HostLinearOperator))
     return [leaf for leaf in leaves if isinstance(leaf, HostLinearOperator)]
+
+
+def _mm(a: Array, b: Array) -> Array:
+    return jnp.matmul(a, b, precision=jax.lax.Precision.HIGHEST)
 
 
 def _flat_structure(structure: Any) -> jax.ShapeDtypeStruct:

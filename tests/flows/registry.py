@@ -9,8 +9,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import scipy.sparse
 
 from determinax import flows
+from determinax.flows.banded import eliminate
 
 DIMENSIONS = (2, 3, 4, 10, 33)
 FROM_3, FROM_4 = DIMENSIONS[1:], DIMENSIONS[2:]
@@ -49,6 +51,34 @@ def _recipe(**options):
     return make
 
 
+def _projective(factor):
+    return lambda n, key, dtype: flows.ProjectiveLinear(factor(n, dtype=dtype))
+
+
+def _dense(n, dtype):
+    noise = np.random.default_rng(n).normal(size=(n, n)) / n**0.5
+    return flows.Dense(jnp.asarray(np.eye(n) + 0.1 * noise, dtype))
+
+
+def _kronecker(n, dtype):
+    return flows.Kronecker(flows.Triangular(2, dtype=dtype), flows.Diagonal(n // 2, dtype=dtype))
+
+
+def _banded(n, dtype):
+    """Two diagonals below, one above, rows and columns shuffled: the order must be found."""
+    rng = np.random.default_rng(n)
+    matrix = np.triu(np.tril(0.05 * rng.normal(size=(n, n)), 1), -2) + np.diag(
+        1.1 - 0.2 * rng.random(n)
+    )
+    shuffle = rng.permutation(n)
+    return eliminate(scipy.sparse.csr_array(matrix[np.ix_(shuffle, shuffle)]), dtype).factor
+
+
+def _product(n, dtype):
+    band = flows.Inverse(_banded(n, dtype))
+    return flows.Product([flows.Triangular(n, dtype=dtype), band, flows.Diagonal(n, dtype=dtype)])
+
+
 REGISTRY = {
     "circle-moebius": Entry(_layer("circle", "moebius"), (2,)),
     "circle-moebius-learned": Entry(_layer("circle", "moebius", "learned"), (2,)),
@@ -67,6 +97,20 @@ REGISTRY = {
     "projective-linear": Entry(
         lambda n, key, dtype: flows.ProjectiveLinear(flows.Triangular(n, dtype=dtype))
     ),
+    "projective-dense": Entry(_projective(_dense)),
+    "projective-diagonal": Entry(_projective(flows.Diagonal)),
+    "projective-low-rank": Entry(
+        _projective(lambda n, dtype: flows.DiagonalLowRank(n, 2, dtype=dtype))
+    ),
+    "projective-kronecker": Entry(_projective(_kronecker), (4, 10)),
+    "projective-circulant": Entry(
+        _projective(lambda n, dtype: flows.Circulant((n,), dtype=dtype)), (2, 3, 10)
+    ),
+    "projective-circulant-2d": Entry(
+        _projective(lambda n, dtype: flows.Circulant((2, n // 4), 2, dtype=dtype)), (4, 12)
+    ),
+    "projective-banded": Entry(_projective(_banded)),
+    "projective-product": Entry(_projective(_product), (3, 10)),
     "exponential-polynomial": Entry(
         lambda n, key, dtype: flows.ExponentialMap(flows.Polynomial(n, key=key, dtype=dtype))
     ),

@@ -1,0 +1,62 @@
+"""The variance law: the spread of log-weights, measured and predicted, and the KL gap.
+
+Run with `python benchmarks/variance_law.py`; figures go to docs/results/variance_law.md and .png.
+"""
+
+import pathlib
+
+import jax
+import jax.numpy as jnp
+import matplotlib.pyplot as plt
+import numpy as np
+
+import determinax as dx
+from determinax import weights
+
+SIZES = (10, 100, 1000)
+NORMS = (0.01, 0.03, 0.1, 0.3, 1.0, 3.0)
+SAMPLES = 20_000
+
+
+def measure(n: int, norm: float) -> dict:
+    """C = B^T B with mean eigenvalue 1 and ||C - I||_F = norm; only its eigenvalues matter."""
+    e = np.linspace(-1, 1, n)
+    eigenvalues = 1 + norm * e / np.linalg.norm(e)
+    z = dx.sphere.uniform(jax.random.key(n), n, SAMPLES)
+    operator = dx.as_operator(jnp.diag(jnp.sqrt(jnp.asarray(eigenvalues))))
+    log_w = np.asarray(weights.log_weights(operator, z))
+    gap = -log_w.mean() - 0.5 * np.sum(np.log(eigenvalues))
+    return {"n": n, "norm": norm, "spread": log_w.std(), "gap": gap, "law": norm / 2**0.5}
+
+
+def main() -> None:
+    jax.config.update("jax_enable_x64", True)
+    rows = [measure(n, norm) for n in SIZES for norm in NORMS if norm < 0.55 * n**0.5]
+    lines = [
+        "# The variance law\n",
+        f"Spread of log-weights and KL gap, {SAMPLES:,} samples a row, eigenvalues of B^T B spaced "
+        "evenly around 1. Predicted: spread = norm / sqrt(2), gap = spread^2 / 2. Made by "
+        "`python benchmarks/variance_law.py`.\n",
+        "| n | norm of B^T B - I | spread | predicted | KL gap | predicted |",
+        "| --- | --- | --- | --- | --- | --- |",
+    ]
+    for r in rows:
+        lines.append(
+            f"| {r['n']} | {r['norm']} | {r['spread']:.3g} | {r['law']:.3g} | {r['gap']:.2g} | "
+            f"{r['law'] ** 2 / 2:.2g} |"
+        )
+    figure, ax = plt.subplots(figsize=(5, 3.6))
+    for n in SIZES:
+        own = [r for r in rows if r["n"] == n]
+        ax.loglog([r["norm"] for r in own], [r["spread"] for r in own], "o", label=f"n = {n}")
+    ax.loglog(NORMS, np.array(NORMS) / 2**0.5, "k-", linewidth=0.8, label="predicted")
+    ax.set(xlabel="norm of B^T B - I", ylabel="spread of log-weights")
+    ax.legend()
+    out = pathlib.Path("docs/results/variance_law.md")
+    figure.savefig(out.with_suffix(".png"), dpi=110, bbox_inches="tight")
+    out.write_text("\n".join([*lines, "\n![Spread against the norm](variance_law.png)\n"]))
+    print(out.read_text())
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,82 @@
+"""Deflation: k directions exactly, another method for their complement."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import lineax as lx
+from jaxtyping import PRNGKeyArray
+
+from determinax import operators as ops
+from determinax import sphere, weights
+from determinax.estimate import Estimate
+from determinax.methods.base import AbstractMethod, require_key, whole_number
+from determinax.methods.monte_carlo import MonteCarlo
+from determinax.operators import NO_PRODUCTS, Products
+from determinax.progress import Report
+
+
+@dataclasses.dataclass(frozen=True)
+class Deflated(AbstractMethod):
+    r"""$|\det A| = |\det R|\,|\det C|$: `num_directions` products give R, a `method` estimates C.
+
+    Use it with a budget between n/4 and n products and nothing known of A: its error falls as the
+    complement shrinks, and with n directions it is exact. Forward products only, unless the method
+    for the complement asks for more. Memory is O(n k) beside the method's own.
+
+    **Arguments:**
+
+    - `num_directions`: k, of a uniformly random orthonormal frame; n or more: the result is exact.
+    - `method`: for the compressed operator C of size n - k; `MonteCarlo` or `Lanczos`.
+    """
+
+    num_directions: int
+    method: AbstractMethod = MonteCarlo(32)  # noqa: RUF009  (frozen)
+
+    def __post_init__(self):
+        number = whole_number(self.num_directions, "num_directions")
+        object.__setattr__(self, "num_directions", number)
+        if not isinstance(self.method, AbstractMethod):
+            raise TypeError(
+                f"method is one such as MonteCarlo(32) or Lanczos(), not {self.method!r}"
+            )
+
+    def estimate(
+        self,
+        operator: lx.AbstractLinearOperator,
+        key: PRNGKeyArray | None,
+        *,
+        spent: Products = NO_PRODUCTS,
+        progress: Report | None = None,
+    ) -> Estimate:
+        """Deflate, then hand the complement to the method."""
+        frame_key, method_key = jax.random.split(require_key(key, "Deflated"))
+        n, dtype = operator.in_size(), operator.in_structure().dtype
+        k = min(self.num_directions, n)
+        traced = ops.is_traced((operator, key))
+        frame = sphere.frame(frame_key, n, k, dtype)
+        # a complex operator multiplies one complex vector for each real direction of its embedding
+        spent += Products(k)
+        run = ops.deflate if traced else ops.compiled_deflate
+        r, compressed = weights.guarded(run, operator, frame)
+        logs = jnp.log(jnp.abs(jnp.diagonal(r)))
+        factor, eps = ops.log_det_factor(operator), float(jnp.finfo(dtype).eps)
+        if k == n:
+            values = jnp.linalg.svd(jax.lax.stop_gradient(r), compute_uv=False)
+            condition = values[0] / values[-1]
+            return Estimate(
+                log_abs_det=factor * jnp.sum(logs),
+                standard_error=eps * (condition + 4 * jnp.sum(jnp.abs(logs))),
+                condition=condition,
+                method="deflated, all directions",
+                num_matvecs=spent.total,
+                num_transposed=spent.transposed,
+                num_matvecs_dense=ops.rows_columns(operator)[1],
+            )
+        rest = self.method.estimate(compressed, method_key, spent=spent, progress=progress)
+        moved = rest.moved(factor * jnp.sum(logs), factor=factor)
+        return dataclasses.replace(
+            moved,
+            method=f"deflated, {k:,} directions; {rest.method}",
+            num_matvecs_dense=ops.rows_columns(operator)[1],
+        )

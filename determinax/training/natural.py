@@ -1,0 +1,303 @@
+r"""The secant update: fit a projective linear proposal by linear algebra instead of gradients.
+
+With an orthonormal frame $Z$ of $k$ directions, $B = AM$, $W = BZ$, $S = W^\top W$ and
+$Y = B^\top W$ (products with $A^\top$), or $Y = ZS$ (forward products only), both over the geometric
+mean of $S$'s eigenvalues,
+
+$$M \leftarrow M + MZ\,(S^{-1/2} Z^\top - S^{-1} Y^\top)$$
+
+is a block BFGS step on $B^\top B$: the new $BZ$ is orthonormal up to scale. As $Z^\top Y = S$, the
+update multiplies $\det M$ by $\det S^{-1/2} = 1$: $\log|\det M|$ never changes.
+"""
+
+import math
+import time
+from typing import Any, Literal, NamedTuple
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import lineax as lx
+import numpy as np
+from jaxtyping import Array, Float, Int, PRNGKeyArray
+
+from determinax import flows, sphere, weights
+from determinax import operators as ops
+from determinax.methods.base import require_key, whole_number
+from determinax.methods.probed import reveal
+from determinax.operators import OperatorError, Products
+from determinax.progress import reporting
+from determinax.proposals import Proposal
+from determinax.training.loop import Fit, effective_share
+
+# steps between two looks at the clock
+_CHUNK = 64
+# so many fresh log-weights must agree before we stop, twice as well as asked: few tell roughly
+_MIN_FRESH, _MARGIN = 16, 0.5
+# fresh log-weights of a probed proposal
+_PROBE_CHECKS = 8
+# products in units of n when nothing is said, for blocks: measured need is half of it
+_BUDGET_TWO_SIDED, _BUDGET_FORWARD = 100, 400
+
+
+def fit_linear(
+    operator: Any,
+    *,
+    key: PRNGKeyArray,
+    structure: Literal["dense", "probe"] = "dense",
+    pattern: Any = None,
+    transpose: bool | Literal["auto"] = "auto",
+    block_size: int | None = None,
+    max_matvecs: int | None = None,
+    tolerance: float = 1e-11,
+    start: Fit | Proposal | None = None,
+    example: Any = None,
+    progress: bool | None = None,
+) -> Fit:
+    r"""Fit $s = Mz/\|Mz\|$ to an operator until one sample gives $|\det A|$.
+
+    Use it before `Variational(fit.proposal, num_samples)`, and to follow an operator that moves:
+    hand the last fit over as `start`. Fresh log-weights of every step come before the step's
+    update, so `history` has an honest estimate for each: `log_abs_det`, and their `spread`.
+
+    **Arguments:**
+
+    - `operator`: what `log_abs_det` takes; tall operators work too.
+    - `structure`: `"dense"`: any M, by the secant update. `"probe"`: $M = R^{-1}$ for what probing
+        finds in a known sparsity pattern (`Probed` estimates with it in one go); of the options
+        below it takes none. Other families are trained by gradients, with `fit`.
+    - `pattern`: for `"probe"`, as in `Probed`.
+    - `transpose`: use products with the transpose, which saves three in four of the products when
+        blocks are smaller than n; "auto": where the operator has one and blocks are smaller than n.
+    - `block_size`: directions in a frame, k. None: n, the cheapest where the budget allows 2n
+        products; else a quarter of what the budget has in products.
+    - `max_matvecs`: the budget, transposed products included. None: 2n with full frames, and for
+        smaller ones 100 n with the transpose and 400 n without.
+    - `tolerance`: stop when fresh log-weights spread by less, in nats (never less than rounding).
+    - `start`: a fit or a projective linear proposal to start from, instead of M = I.
+    - `example`: an input of a callable operator.
+
+    Memory is O(n^2), a step O(n^2 k).
+    """
+    if structure not in ("dense", "probe"):
+        raise ValueError(
+            f'structure is "dense" or "probe", not {structure!r}: other families are trained by '
+            "gradients, with fit(operator, flows.ProjectiveLinear(factor), key=key)"
+        )
+    entered, spent = ops.admit(operator, example)
+    ops.require_not_wide(entered)
+    key = require_key(key, "fit_linear")
+    if structure == "probe":
+        return _fit_probed(entered, key, pattern, spent)
+    n, dtype = entered.in_size(), entered.in_structure().dtype
+    plan = _plan(entered, transpose, block_size, max_matvecs, spent)
+    state = _start(start, n, plan.block_size, dtype)
+    eps = float(jnp.finfo(dtype).eps)
+    tolerance = max(float(tolerance), 4 * math.sqrt(n) * eps)
+    began, records = time.perf_counter(), []
+    with reporting(progress) as report:
+        if report:
+            report.start(plan.num_steps, "secant updates")
+        done = 0
+        while done < plan.num_steps:
+            stop = min(done + _CHUNK, plan.num_steps)
+            bounds = jnp.asarray(done), jnp.asarray(stop)
+            state, record = weights.guarded(
+                _run, entered, plan.transpose, state, key, bounds, tolerance, plan.block_size
+            )
+            num = int(state.step) - done
+            done = int(state.step)
+            records.append({name: np.asarray(values)[:num] for name, values in record.items()})
+            _require_finite(records[-1], done - num)
+            if report:
+                report.advance(done, f"spread {records[-1]['spread'][-1]:.1e}")
+            if bool(state.converged) or _has_stalled(records, n // plan.block_size, eps):
+                break
+    history = {name: np.concatenate([r[name] for r in records]) for name in records[0]}
+    spent += Products(done * plan.block_size, done * plan.block_size * (plan.transpose is not None))
+    return Fit(
+        proposal=Proposal(flows.ProjectiveLinear(flows.Dense(state.matrix, state.log_abs_det))),
+        history=history,
+        num_skipped=0,
+        seconds=time.perf_counter() - began,
+        num_matvecs=spent.total,
+        num_transposed=spent.transposed,
+        converged=bool(state.converged),
+    )
+
+
+def _fit_probed(operator, key, pattern, spent: Products) -> Fit:
+    """M = R^{-1}, and a few fresh weights to see how well it fits."""
+    began = time.perf_counter()
+    found = reveal(operator, pattern)
+    proposal = Proposal(flows.ProjectiveLinear(found.factor))
+    log_w = weights.guarded(_fresh_log_weights, operator, proposal, key)
+    history = {name: np.asarray(value)[None] for name, value in _look(log_w).items()}
+    spent += Products(found.num_products + _PROBE_CHECKS)
+    return Fit(proposal, history, 0, time.perf_counter() - began, spent.total, spent.transposed)
+
+
+@eqx.filter_jit
+def _fresh_log_weights(operator, proposal: Proposal, key) -> Float[Array, " num"]:
+    return weights.log_weights(operator, *proposal.sample_columns(key, _PROBE_CHECKS))
+
+
+class _Plan(NamedTuple):
+    block_size: int
+    num_steps: int
+    transpose: lx.AbstractLinearOperator | None
+
+
+class _State(NamedTuple):
+    """What goes from step to step; `fresh` holds the last log-weights, each fresh when drawn."""
+
+    matrix: Float[Array, "n n"]
+    log_abs_det: Float[Array, ""]
+    fresh: Float[Array, " fresh"]
+    step: Int[Array, ""]
+    converged: Array
+
+
+def _plan(operator, transpose, block_size, max_matvecs, spent: Products) -> _Plan:
+    n = operator.in_size()
+    if transpose not in (True, False, "auto"):
+        raise ValueError(f'transpose is True, False or "auto", not {transpose!r}')
+    budget = None
+    if max_matvecs is not None:
+        budget = whole_number(max_matvecs, "max_matvecs") - spent.total
+    if block_size is None:
+        block_size = n if budget is None or budget >= 2 * n else max(1, budget // 4)
+    k = whole_number(block_size, "block_size")
+    if k > n:
+        raise ValueError(f"block_size is at most n = {n}, not {k}")
+    # a full frame tells everything about A: its transpose adds nothing
+    wanted = k < n if transpose == "auto" else transpose
+    transposed = _transposed(operator, required=transpose is True) if wanted else None
+    if budget is None:
+        blocks = _BUDGET_FORWARD if transposed is None else _BUDGET_TWO_SIDED
+        budget = (2 if k == n else blocks) * n
+    cost = k if transposed is None else 2 * k
+    if budget < cost:
+        raise ValueError(
+            f"one update costs {cost:,} products and {max(budget, 0):,} are left: raise max_matvecs, "
+            "or lower block_size"
+        )
+    return _Plan(k, budget // cost, transposed)
+
+
+def _transposed(operator, *, required: bool) -> lx.AbstractLinearOperator | None:
+    try:
+        transposed = operator.transpose()
+        jax.eval_shape(transposed.mv, transposed.in_structure())
+        return transposed
+    except Exception as error:
+        if not required:
+            return None
+        raise OperatorError(
+            "the operator has no transpose: leave transpose=False, which takes forward products only"
+        ) from error
+
+
+def _start(start: Fit | Proposal | None, n: int, k: int, dtype) -> _State:
+    matrix, log_abs_det = jnp.eye(n, dtype=dtype), jnp.zeros((), dtype)
+    if start is not None:
+        proposal = start.proposal if isinstance(start, Fit) else start
+        flow = proposal.flow if isinstance(proposal, Proposal) else None
+        if not isinstance(flow, flows.ProjectiveLinear) or flow.n != n:
+            raise ValueError(f"start is a fit or a projective linear proposal in {n} dimensions")
+        matrix = flow.factor.multiply(matrix)
+        log_abs_det = flow.factor.log_abs_det().astype(dtype)
+    # far apart: nothing has converged before enough fresh weights have come
+    unknown = jnp.arange(k * math.ceil(_MIN_FRESH / k), dtype=dtype)
+    return _State(matrix, log_abs_det, unknown, jnp.asarray(0), jnp.asarray(False))
+
+
+@eqx.filter_jit
+def _run(operator, transpose, state: _State, key, bounds, tolerance, k: int):
+    """Steps within the bounds, until fresh log-weights agree."""
+    start, stop = bounds
+    names = ("loss", "effective_sample_size", "finite", "spread", "log_abs_det")
+    record = {name: jnp.zeros(_CHUNK, bool if name == "finite" else float) for name in names}
+
+    def going(carry):
+        state, record = carry
+        last_finite = record["finite"][jnp.maximum(state.step - start - 1, 0)]
+        return (state.step < stop) & ~state.converged & (last_finite | (state.step == start))
+
+    def body(carry):
+        state, record = carry
+        n = state.matrix.shape[0]
+        z = sphere.frame(jax.random.fold_in(key, state.step), n, k, state.matrix.dtype)
+        matrix, log_w = _update(operator, transpose, state.matrix, state.log_abs_det, z)
+        fresh = jnp.concatenate([log_w, state.fresh])[: len(state.fresh)]
+        spread = jnp.std(fresh)
+        entry = {**_look(log_w), "spread": spread}
+        entry["finite"] &= jnp.all(jnp.isfinite(matrix))
+        at = state.step - start
+        record = {name: record[name].at[at].set(entry[name]) for name in names}
+        converged = spread < _MARGIN * tolerance
+        return _State(matrix, state.log_abs_det, fresh, state.step + 1, converged), record
+
+    return jax.lax.while_loop(going, body, (state, record))
+
+
+def _look(log_w: Float[Array, " num"]) -> dict[str, Array]:
+    """A step's entry in the history."""
+    return {
+        "loss": -jnp.mean(log_w),
+        "effective_sample_size": effective_share(log_w),
+        "finite": jnp.all(jnp.isfinite(log_w)),
+        "spread": jnp.std(log_w),
+        "log_abs_det": math.log(len(log_w)) - jax.nn.logsumexp(log_w),
+    }
+
+
+def _update(operator, transpose, matrix, log_abs_det, z):
+    """The updated M, and the log-weights of the frame under the M before it."""
+    n = z.shape[0]
+    moved = _mm(matrix, z)
+    images = ops.columns(operator, moved)
+    log_norms = weights.log_norm(images)
+    # first without their size, whose square may overflow; then over the geometric mean
+    size = jnp.exp(jnp.mean(log_norms))
+    values, vectors = _singular(images / size)
+    mean = jnp.exp(jnp.mean(jnp.log(values)))
+    values, scale = values / mean, size * mean
+    root = _mm(vectors / values, vectors.T)
+    if transpose is None:
+        change = _mm(root, z.T) - z.T
+    else:
+        y = _mm(matrix.T, ops.columns(transpose, images / scale) / scale)
+        change = _mm(root, z.T) - _mm(_mm(vectors / values**2, vectors.T), y.T)
+    return matrix + _mm(moved, change), log_abs_det - n * log_norms
+
+
+def _singular(images):
+    """Singular values and right singular vectors; by the small matrix S where that is accurate."""
+    m, k = images.shape
+    if 2 * k > m:
+        _, values, vt = jnp.linalg.svd(images, full_matrices=False)
+        return values, vt.T
+    squares, vectors = jnp.linalg.eigh(_mm(images.T, images))
+    return jnp.sqrt(squares), vectors
+
+
+def _mm(a: Array, b: Array) -> Array:
+    return jnp.matmul(a, b, precision=jax.lax.Precision.HIGHEST)
+
+
+def _has_stalled(records: list, steps_to_see_all: int, eps: float) -> bool:
+    """Whether rounding is all that is left: small, and not halved in the last 16 n products."""
+    spread = np.concatenate([r["spread"] for r in records])
+    window = 16 * max(steps_to_see_all, 1)
+    if len(spread) < 2 * window or spread[-1] > math.sqrt(eps):
+        return False
+    return bool(np.median(spread[-window:]) > np.median(spread[-2 * window : -window]) / 2)
+
+
+def _require_finite(record: dict[str, np.ndarray], start: int) -> None:
+    if not record["finite"].all():
+        raise OperatorError(
+            f"update {start + int(np.argmin(record['finite']))} is not finite: the operator maps a "
+            "direction to zero, or a product is not finite; check that it is not singular"
+        )

@@ -1,0 +1,95 @@
+"""Deflation: |det A| = |det R| |det C|, exactly; all directions are an exact method."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from determinax import Deflated, Exact, Lanczos, MonteCarlo, log_abs_det, log_volume, sphere
+from determinax.operators import as_operator, deflate
+from determinax.paper.matrices import MATRICES
+
+KEY = jax.random.key(0)
+
+
+def gaussian(n, m=None):
+    return np.random.default_rng(n).normal(size=(m or n, n))
+
+
+@pytest.mark.parametrize("k", [1, 3, 7, 11])
+def test_the_determinant_is_that_of_r_times_that_of_the_compressed_operator(k):
+    a = gaussian(12)
+    r, compressed = deflate(as_operator(a), sphere.frame(KEY, 12, k))
+    c = np.asarray(compressed.as_matrix())
+    assert c.shape == (12 - k, 12 - k)
+    total = np.linalg.slogdet(r)[1] + np.linalg.slogdet(c)[1]
+    assert abs(total - np.linalg.slogdet(a)[1]) < 1e-12
+    np.testing.assert_allclose(np.asarray(compressed.transpose().as_matrix()), c.T, atol=1e-13)
+
+
+@pytest.mark.parametrize(
+    "matrix", [m.matrix for m in MATRICES] + [gaussian(64), 1e-3 * gaussian(5)]
+)
+def test_all_directions_are_exact_with_n_products(matrix):
+    e = log_abs_det(matrix, Deflated(len(matrix)), key=KEY)
+    assert e.status == "exact"
+    assert e.num_matvecs == len(matrix)
+    assert abs(float(e) - np.linalg.slogdet(matrix)[1]) < 1e-10
+
+
+@pytest.mark.parametrize("inner", [Exact(), MonteCarlo(10)])
+def test_an_exact_method_on_the_complement_makes_an_exact_estimate(inner):
+    """Monte Carlo is exact on a multiple of an isometry, in any complement too."""
+    a = 0.3 * np.asarray(sphere.frame(KEY, 9)) if isinstance(inner, MonteCarlo) else gaussian(9)
+    e = log_abs_det(a, Deflated(4, inner), key=KEY)
+    assert abs(e.log_abs_det - np.linalg.slogdet(a)[1]) < 1e-12
+
+
+def test_tall_and_complex_operators():
+    tall = gaussian(8, 13)
+    truth = 0.5 * np.linalg.slogdet(tall.T @ tall)[1]
+    assert abs(float(log_volume(tall, Deflated(3, Exact()), key=KEY)) - truth) < 1e-12
+    assert abs(float(log_volume(tall, Deflated(8), key=KEY)) - truth) < 1e-12
+    a = gaussian(5) + 1j * gaussian(6)[:5, :5]
+    for k in (3, 10):
+        assert (
+            abs(float(log_abs_det(a, Deflated(k, Exact()), key=KEY)) - np.linalg.slogdet(a)[1])
+            < 1e-12
+        )
+
+
+@pytest.mark.parametrize("inner", [MonteCarlo(8), Lanczos(2, 4)])
+def test_the_error_falls_with_the_complement(inner):
+    a = gaussian(40)
+    truth = np.linalg.slogdet(a)[1]
+
+    def error(k):
+        runs = [log_abs_det(a, Deflated(k, inner), key=jax.random.key(i)) for i in range(20)]
+        return np.median([abs(float(e.log_abs_det) - truth) for e in runs])
+
+    assert error(20) < error(10) < error(1)
+
+
+def test_the_error_bar_of_the_complement_is_that_of_the_whole():
+    a = np.eye(30) + 0.1 * gaussian(30) / 30**0.5
+    truth = np.linalg.slogdet(a)[1]
+    estimates = [
+        log_abs_det(a, Deflated(10, MonteCarlo(200)), key=jax.random.key(i)) for i in range(20)
+    ]
+    scores = [float((e.log_abs_det - truth) / e.standard_error) for e in estimates]
+    assert max(map(abs, scores)) < 4
+    assert all(e.standard_error < 0.05 for e in estimates)
+    assert all(e.certified_upper() > truth for e in estimates)
+
+
+def test_it_can_be_differentiated():
+    a = jnp.asarray(gaussian(6))
+    gradient = jax.grad(lambda x: log_abs_det(x, Deflated(6), key=KEY).log_abs_det)(a)
+    np.testing.assert_allclose(gradient, np.linalg.inv(a).T, atol=1e-9)
+
+
+def test_bad_input():
+    with pytest.raises(ValueError, match="num_directions must be a whole number"):
+        Deflated(0)
+    with pytest.raises(TypeError, match="MonteCarlo"):
+        Deflated(3, 5)  # pyright: ignore

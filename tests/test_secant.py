@@ -1,0 +1,139 @@
+"""The secant update: after it one sample is exact, and its determinant is kept account of."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import scipy.sparse.linalg
+
+from determinax import Proposal, fit_linear, flows, sphere, weights
+from determinax.operators import OperatorError, as_operator
+from determinax.paper.matrices import MATRICES
+
+KEY = jax.random.key(0)
+A1, W = MATRICES[0].matrix, MATRICES[5].matrix
+
+
+def gaussian(n, m=None):
+    return np.random.default_rng(n).normal(size=(m or n, n))
+
+
+def log_weights(matrix, fit, num=50):
+    points, log_q = fit.proposal.sample_columns(jax.random.key(9), num)
+    return np.asarray(weights.log_weights(as_operator(matrix), points, log_q))
+
+
+@pytest.mark.parametrize("matrix", [A1, W, -0.01 * W, 1e200 * A1, gaussian(64), gaussian(2)])
+def test_full_frames_make_one_sample_exact_after_2n_products(matrix):
+    fit = fit_linear(matrix, key=KEY)
+    log_w = log_weights(matrix, fit)
+    assert fit.num_matvecs == 2 * len(matrix)
+    assert fit.num_transposed == 0
+    np.testing.assert_allclose(-log_w, np.linalg.slogdet(matrix)[1], rtol=0, atol=1e-10)
+    assert np.std(log_w) < 1e-11
+
+
+@pytest.mark.parametrize(("transpose", "allowed"), [(True, 100), (False, 400)])
+@pytest.mark.parametrize("matrix", [A1, W])
+def test_blocks_of_a_quarter_make_one_sample_exact(matrix, transpose, allowed):
+    n = len(matrix)
+    fit = fit_linear(matrix, key=KEY, block_size=n // 4, transpose=transpose)
+    log_w = log_weights(matrix, fit)
+    assert fit.num_matvecs <= allowed * n
+    assert fit.num_transposed == (fit.num_matvecs // 2 if transpose else 0)
+    np.testing.assert_allclose(-log_w, np.linalg.slogdet(matrix)[1], rtol=0, atol=1e-10)
+    assert np.std(log_w) < 1e-11
+
+
+def test_float32():
+    matrix = A1.astype(np.float32)
+    log_w = log_weights(matrix, fit_linear(matrix, key=KEY))
+    truth = np.linalg.slogdet(matrix.astype(float))[1]
+    assert log_w.dtype == np.float32
+    assert np.max(np.abs(np.expm1(-log_w - truth))) < 1e-4
+
+
+@pytest.mark.parametrize("transpose", [True, False])
+def test_the_determinant_carried_is_that_of_the_matrix(transpose):
+    fit = fit_linear(gaussian(12), key=KEY, block_size=3, transpose=transpose, max_matvecs=240)
+    factor = fit.proposal.flow.factor
+    assert abs(np.linalg.slogdet(factor.matrix())[1] - factor.log_abs_det()) < 1e-12
+
+
+@pytest.mark.parametrize("transpose", [True, False])
+def test_one_step_makes_the_frame_orthonormal_up_to_scale(transpose):
+    a = gaussian(8)
+    fit = fit_linear(
+        a, key=KEY, block_size=3, transpose=transpose, max_matvecs=6 if transpose else 3
+    )
+    z = sphere.frame(jax.random.fold_in(KEY, 0), 8, 3)
+    image = a @ fit.proposal.flow.factor.matrix() @ z
+    gram = image.T @ image
+    np.testing.assert_allclose(gram / gram[0, 0], np.eye(3), atol=1e-12)
+
+
+def test_tall_and_complex_operators():
+    tall = gaussian(6, 11)
+    log_w = log_weights(tall, fit_linear(tall, key=KEY))
+    np.testing.assert_allclose(-log_w, 0.5 * np.linalg.slogdet(tall.T @ tall)[1], atol=1e-10)
+    a = gaussian(4) + 1j * gaussian(5)[:4, :4]
+    fit = fit_linear(a, key=KEY, block_size=2)
+    np.testing.assert_allclose(-log_weights(a, fit) / 2, np.linalg.slogdet(a)[1], atol=1e-10)
+
+
+def test_without_a_transpose_it_goes_forward_only():
+    host = scipy.sparse.linalg.LinearOperator((10, 10), matvec=lambda x: A1 @ x, dtype=float)
+    fit = fit_linear(host, key=KEY, block_size=5, max_matvecs=100)
+    assert fit.num_transposed == 0
+    with pytest.raises(OperatorError, match="transpose=False"):
+        fit_linear(host, key=KEY, block_size=5, transpose=True)
+
+
+def test_a_moving_operator_is_followed():
+    """1 % drift a step, 8 forward and 8 transposed products: the frame before the update tells."""
+    rng, n = np.random.default_rng(0), 32
+    a = np.eye(n) + 0.3 * rng.normal(size=(n, n)) / n**0.5
+    fit, errors = fit_linear(a, key=KEY), []
+    for step in range(30):
+        a = a @ (np.eye(n) + 0.01 * rng.normal(size=(n, n)) / n**0.5)
+        key = jax.random.fold_in(KEY, step)
+        fit = fit_linear(a, key=key, start=fit, block_size=8, max_matvecs=16)
+        errors.append(abs(fit.history["log_abs_det"][0] - np.linalg.slogdet(a)[1]))
+    assert np.mean(errors) < 0.05
+
+
+def test_it_goes_on_from_any_projective_linear_proposal():
+    triangular = Proposal(flows.projective_linear(10))
+    fit = fit_linear(A1, key=KEY, start=triangular)
+    assert np.std(log_weights(A1, fit)) < 1e-11
+
+
+def test_history_has_an_entry_a_step():
+    fit = fit_linear(A1, key=KEY, block_size=5, max_matvecs=95, transpose=False)
+    assert {name: len(v) for name, v in fit.history.items()} == dict.fromkeys(
+        ("loss", "effective_sample_size", "finite", "spread", "log_abs_det"), 19
+    )
+    assert fit.num_matvecs == 95
+    assert "19 steps" in repr(fit)
+
+
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        ({"structure": "round"}, 'structure is "dense" or "probe"'),
+        ({"block_size": 11}, "at most n = 10"),
+        ({"block_size": 0}, "block_size must be a whole number"),
+        ({"max_matvecs": 3, "block_size": 5}, "raise max_matvecs, or lower block_size"),
+        ({"transpose": "yes"}, "transpose is True, False"),
+        ({"start": Proposal(flows.projective_linear(3))}, "in 10 dimensions"),
+        ({"key": None}, "pass key="),
+    ],
+)
+def test_bad_input(options, sentence):
+    with pytest.raises(ValueError, match=sentence):
+        fit_linear(A1, **{"key": KEY, **options})
+
+
+def test_singular_operators_are_named():
+    with pytest.raises(OperatorError, match="singular"):
+        fit_linear(jnp.diag(jnp.array([1.0, 2.0, 0.0])), key=KEY)
