@@ -72,7 +72,9 @@ def result(folder: pathlib.Path) -> tuple[bytes, bytes]:
 
 def main() -> None:
     """Kill, resume, compare, count."""
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser = argparse.ArgumentParser(
+        description="Kill a training run at random moments, resume, compare."
+    )
     parser.add_argument("--kills", type=int, default=50)
     parser.add_argument("--out", type=pathlib.Path)
     parser.add_argument("--worker", type=pathlib.Path, help=argparse.SUPPRESS)

@@ -96,7 +96,7 @@ def test_unreliable_exits_with_3_and_still_prints(tmp_path):
         (["good.csv", "--method", "mc", "--samples", "2.5"], "--samples must be a whole number"),
         (["good.csv", "--method", "slq", "--depth", "nan"], "whole number"),
         (["good.csv", "--samples", "9"], "--samples does not apply to --method auto: leave it out"),
-        (["good.csv", "--method", "exact", "--samples", "9"], "use --method mc or slq"),
+        (["good.csv", "--method", "exact", "--samples", "9"], "use --method mc or vde or slq"),
         (["good.csv", "--method", "mc", "--depth", "30"], "use --method slq"),
         (["good.csv", "--method", "slq", "--frames"], "use --method mc"),
         (["good.csv", "--method", "mc", "--max-matvecs", "9"], "use --method auto"),
