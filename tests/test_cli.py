@@ -149,6 +149,7 @@ def test_in_a_pipe_there_is_no_bar_and_the_cache_fills(matrix_file, tmp_path):
     assert any((tmp_path / "cache" / "determinax").iterdir())
 
 
+@pytest.mark.slow  # `make demo` is the same
 def test_demo_shows_all_seven_matrices_and_a_picture(tmp_path):
     result = run("demo", "--samples", "1000", "--out", tmp_path / "demo")
     assert result.exit_code == 0

@@ -56,7 +56,7 @@ def test_divergence_of_the_uniform_law_is_exact_by_its_formula():
 def test_history_and_repr():
     fit = fit_density(lambda x: 2 * x[0], flows.projective_linear(3), key=KEY, steps=130)
     assert {k: v.shape for k, v in fit.history.items()} == dict.fromkeys(
-        ("loss", "effective_sample_size", "finite"), (130,)
+        ("loss", "effective_sample_size", "spread", "finite"), (130,)
     )
     assert fit.history["finite"].all()
     assert np.all(fit.history["effective_sample_size"] <= 1 + 1e-12)

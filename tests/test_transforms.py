@@ -77,8 +77,15 @@ def test_the_gradient_is_the_inverse_transposed(method, tolerance):
     np.testing.assert_allclose(gradient, jnp.linalg.inv(A).T, atol=tolerance)
 
 
-@pytest.mark.parametrize("tags", [(), lx.positive_semidefinite_tag], ids=["untagged", "definite"])
-@pytest.mark.parametrize("name", ["multiple of I", "orthogonal", "repeated"])
+@pytest.mark.parametrize(
+    ("name", "tags"),
+    [
+        ("multiple of I", lx.positive_semidefinite_tag),
+        ("orthogonal", ()),
+        ("repeated", lx.positive_semidefinite_tag),
+    ],
+    ids=str,
+)
 def test_lanczos_differentiates_a_scale_to_rounding(name, tags):
     """d log|det cA| / dc = n/c, also where the Krylov space is exhausted."""
     a = {**MATRICES, "repeated": np.diag([1.0, 1, 1, 2, 2, 5])}[name]
@@ -91,8 +98,9 @@ def test_lanczos_differentiates_a_scale_to_rounding(name, tags):
     np.testing.assert_allclose(jax.grad(f)(3.0), len(a) / 3.0, rtol=1e-12)
 
 
-@pytest.mark.parametrize("tags", [(), lx.positive_semidefinite_tag], ids=["untagged", "definite"])
-@pytest.mark.parametrize("name", ["multiple of I", "three"])
+@pytest.mark.parametrize(
+    ("name", "tags"), [("multiple of I", ()), ("three", lx.positive_semidefinite_tag)], ids=str
+)
 def test_the_gradient_of_lanczos_is_the_inverse_transposed(name, tags):
     a = MATRICES[name]
     a = jnp.asarray(a if not tags else a @ a.T)

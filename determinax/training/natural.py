@@ -32,8 +32,8 @@ from determinax.training.loop import Fit, effective_share
 
 # steps between two looks at the clock
 _CHUNK = 64
-# so many fresh log-weights must agree before we stop, twice as well as asked: few tell roughly
-_MIN_FRESH, _MARGIN = 16, 0.5
+# so many fresh log-weights must agree before we stop, four times as well as asked: few tell roughly
+_MIN_FRESH, _MARGIN = 16, 0.25
 # fresh log-weights of a probed proposal
 _PROBE_CHECKS = 8
 # products in units of n when nothing is said, for blocks: measured need is half of it
