@@ -1,4 +1,10 @@
+import os
 import pathlib
+
+# before JAX starts: the tests compile far more than they compute
+os.environ.setdefault(
+    "XLA_FLAGS", "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true"
+)
 
 import jax
 import pytest

@@ -12,6 +12,7 @@ import determinax as dx
 from determinax.paper import MATRICES, experiments, report, reproduce
 from determinax.proposals import Proposal
 
+pytestmark = pytest.mark.xdist_group("experiments")  # they share what is trained
 FEW = (100, 1000)
 TINY = {"num_flows": 1, "num_bins": 2, "num_centres": 2, "hidden": (4,), "batch_size": 16}
 
