@@ -28,7 +28,8 @@ def log_abs_det(
 
     - `operator`: see `as_operator`: arrays, SciPy sparse arrays and `LinearOperator`s, lineax
         operators, linear callables (with `example`).
-    - `method`: `Auto()` by default; `Exact()`, `MonteCarlo(num_samples)`, `Lanczos(...)`.
+    - `method`: `Auto()` by default; `Exact()`, `MonteCarlo(num_samples)`, `Lanczos(...)`,
+        `Variational(proposal, num_samples)`, `Probed()`, `Deflated(num_directions)`.
     - `key`: a JAX key; only `Exact()` does without.
     - `example`: an input of a callable operator.
     - `check_linear`: spend four products to check that a callable is linear.
@@ -71,7 +72,8 @@ def _run(operator, spent, method, key, allow_unreliable, progress) -> Estimate:
     method = Auto() if method is None else method
     if not isinstance(method, AbstractMethod):
         raise TypeError(
-            f"method is Auto(), Exact(), MonteCarlo(num_samples) or Lanczos(), not {method!r}"
+            "method is Auto(), Exact(), MonteCarlo(num_samples), Lanczos(), Probed(), "
+            f"Deflated(num_directions) or Variational(proposal, num_samples), not {method!r}"
         )
     with reporting(False if ops.is_traced((operator, key)) else progress) as report:
         estimate = method.estimate(operator, key, spent=spent, progress=report)
