@@ -18,8 +18,17 @@ def truth(matrix):
     return np.linalg.slogdet(matrix)[1]
 
 
-@pytest.mark.parametrize("name", MATRICES)
-@pytest.mark.parametrize("directions", ["independent", "frames"])
+FRAMES = ("two", "diagonal", "orthogonal", "near isometry")  # the others with the slow tests
+
+
+@pytest.mark.parametrize(
+    ("name", "directions"),
+    [(name, "independent") for name in MATRICES]
+    + [
+        pytest.param(name, "frames", marks=[pytest.mark.slow] * (name not in FRAMES))
+        for name in MATRICES
+    ],
+)
 def test_monte_carlo_is_within_its_error(name, directions):
     matrix = MATRICES[name]
     e = dx.log_abs_det(matrix, dx.MonteCarlo(40_000, directions), key=KEY)

@@ -36,6 +36,7 @@ def mean_error(item, num_samples, repeats=100):
     return 100 * np.mean(np.abs(np.expm1(np.asarray(values) - item.log_abs_det)))
 
 
+@pytest.mark.slow
 def test_monte_carlo_errs_on_the_dense_matrices_as_the_paper_says():
     """Its row is 533 +- 660 %, 348 +- 262 %, 104 +- 30 %, 59 +- 43 %."""
     few = [mean_error(item, 100, 1000) for item in MATRICES[:5]]

@@ -130,7 +130,6 @@ REGISTRY = {
 _FAST = {
     ("coupling-0-moebius", 10),
     ("recipe-cylinder", 3),
-    ("recipe-cylinder", 10),
     ("projective-linear", 10),
     ("householder", 10),
     ("rotation", 4),

@@ -52,7 +52,12 @@ _inverse = _gradients(lambda f, s: f.inverse(s))
 # gradients take long to compile: float32, where numbers run out first, in the least dimension;
 # the others with the slow tests
 CASES = [
-    case(name, n, dtype, slow=(n, dtype) != (entry.dimensions[0], "float32"))
+    case(
+        name,
+        n,
+        dtype,
+        slow=name.startswith("recipe") or (n, dtype) != (entry.dimensions[0], "float32"),
+    )
     for name, entry in REGISTRY.items()
     for n, dtype in (
         (entry.dimensions[0], "float32"),
