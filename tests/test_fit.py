@@ -2,11 +2,11 @@
 
 import equinox as eqx
 import jax
-import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
 import scipy.sparse.linalg
+from registry import triangular
 
 import determinax as dx
 from determinax import flows
@@ -27,14 +27,6 @@ def objective(gradient, batch_size=4096, matrix=A):
 def perturbed(flow, scale=0.2):
     arrays, rest = eqx.partition(flow, flows.trainable(flow))
     return eqx.combine(jax.tree.map(lambda a: a + scale * RNG.normal(size=a.shape), arrays), rest)
-
-
-def triangular(matrix):
-    return eqx.tree_at(
-        lambda f: (f.factor.log_diagonal, f.factor.below),
-        flows.projective_linear(4),
-        (jnp.log(jnp.diagonal(matrix)), jnp.tril(matrix, -1)),
-    )
 
 
 def gradients_of(objective, flow, keys):

@@ -1,10 +1,10 @@
 """Weights of a proposal: exact at the optimum, unbiased elsewhere, honest about what it misses."""
 
-import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from registry import triangular
 
 import determinax as dx
 from determinax import flows
@@ -16,18 +16,8 @@ LOWER = np.tril(RNG.normal(size=(5, 5)), -1) + np.diag([1.0, 0.5, 2.0, 0.1, 3.0]
 TRUTH = np.linalg.slogdet(LOWER)[1]
 
 
-def triangular(matrix):
-    return Proposal(
-        eqx.tree_at(
-            lambda f: (f.factor.log_diagonal, f.factor.below),
-            flows.projective_linear(len(matrix)),
-            (jnp.log(jnp.diagonal(matrix)), jnp.tril(matrix, -1)),
-        )
-    )
-
-
-BEST = triangular(np.linalg.inv(LOWER))
-NEAR = triangular(np.linalg.inv(LOWER) * np.array([1.0, 1.1, 0.9, 1.05, 1.0]))
+BEST = Proposal(triangular(np.linalg.inv(LOWER)))
+NEAR = Proposal(triangular(np.linalg.inv(LOWER) * np.array([1.0, 1.1, 0.9, 1.05, 1.0])))
 
 
 def test_the_best_proposal_needs_one_sample():
@@ -69,7 +59,7 @@ def test_a_solve_gives_the_lower_bound_of_any_operator():
 def test_a_missed_direction_is_not_called_ok():
     """A proposal for another matrix: it hardly visits the direction that carries the determinant."""
     spike = np.diag([1.0, 1.0, 1.0, 1.0, 1e-4])
-    estimate = dx.log_abs_det(spike, dx.Variational(triangular(np.eye(5)), 5000), key=KEY)
+    estimate = dx.log_abs_det(spike, dx.Variational(Proposal(triangular(np.eye(5))), 5000), key=KEY)
     assert estimate.status == "unreliable"
     with pytest.raises(dx.UnreliableEstimateError):
         float(estimate)
@@ -77,7 +67,7 @@ def test_a_missed_direction_is_not_called_ok():
 
 def test_a_share_of_uniform_directions_bounds_the_weights():
     # narrow where it should be wide: without the mixture the weights have no variance
-    narrow = triangular(np.diag([1.0, 1.0, 1.0, 1.0, 0.05]))
+    narrow = Proposal(triangular(np.diag([1.0, 1.0, 1.0, 1.0, 0.05])))
     eye = np.eye(5)
     bare = dx.log_abs_det(eye, dx.Variational(narrow, 10_000), key=KEY)
     mixed = dx.log_abs_det(eye, dx.Variational(narrow, 10_000, defensive=0.3), key=KEY)

@@ -15,6 +15,8 @@ from determinax.methods.monte_carlo import MonteCarlo
 from determinax.operators import NO_PRODUCTS, Products
 from determinax.progress import Report
 
+_FEW_SAMPLES = MonteCarlo(32)
+
 
 @dataclasses.dataclass(frozen=True)
 class Deflated(AbstractMethod):
@@ -31,7 +33,7 @@ class Deflated(AbstractMethod):
     """
 
     num_directions: int
-    method: AbstractMethod = MonteCarlo(32)  # noqa: RUF009  (frozen)
+    method: AbstractMethod = _FEW_SAMPLES
 
     def __post_init__(self):
         number = whole_number(self.num_directions, "num_directions")

@@ -171,7 +171,9 @@ def _in_pieces(operator, transpose, key, num_probes, depth, sign, progress):
 
 
 def _quadratures(operator, transpose, probes, log_scale, depth, sign):
-    run = lambda e: _quadrature(operator, transpose, e, log_scale, depth, sign)[:3]  # noqa: E731
+    def run(probe):
+        return _quadrature(operator, transpose, probe, log_scale, depth, sign)[:3]
+
     return jax.vmap(run, in_axes=1)(probes)
 
 

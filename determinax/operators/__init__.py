@@ -7,6 +7,7 @@ from determinax.operators.door import (
     convolution,
     require_not_wide,
     require_square,
+    require_transpose,
 )
 from determinax.operators.kinds import (
     NO_PRODUCTS,
@@ -51,5 +52,6 @@ __all__ = [
     "probe",
     "require_not_wide",
     "require_square",
+    "require_transpose",
     "rows_columns",
 ]

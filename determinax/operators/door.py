@@ -102,6 +102,18 @@ def require_square(operator: lx.AbstractLinearOperator) -> None:
         raise OperatorError(f"operator is {m}x{n}, not square, so it has no determinant: {cure}")
 
 
+def require_transpose(
+    operator: lx.AbstractLinearOperator, otherwise: str
+) -> lx.AbstractLinearOperator:
+    """The transpose, seen to have a product; where there is none, an error that says `otherwise`."""
+    try:
+        transpose = operator.transpose()
+        jax.eval_shape(transpose.mv, transpose.in_structure())
+        return transpose
+    except Exception as error:
+        raise OperatorError(otherwise) from error
+
+
 def require_not_wide(operator: lx.AbstractLinearOperator) -> None:
     """Refuse operators whose volume is zero by their shape."""
     m, n = rows_columns(operator)

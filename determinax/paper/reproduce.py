@@ -12,6 +12,7 @@ from rich.markdown import Markdown
 from determinax import storage
 from determinax.paper import experiments, report
 from determinax.paper.matrices import MATRICES
+from determinax.training.checkpoint import remove
 
 mpl.use("Agg")
 
@@ -53,8 +54,7 @@ def reproduce(
         figures, proposal = experiments.run(config, checkpoint=checkpoint, resume=resume)
         storage.save(proposal, out / f"{config.name}.safetensors")
         experiments.write_rows(rows, figures)
-        for stale in (checkpoint, checkpoint.with_name(checkpoint.name + ".previous")):
-            stale.unlink(missing_ok=True)
+        remove(checkpoint)
     for name in targets:
         _make(name, preset, out, console)
 

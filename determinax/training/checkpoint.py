@@ -80,5 +80,11 @@ def read(path: pathlib.Path, run: str, like: Any) -> tuple[Any, dict[str, np.nda
     return None
 
 
+def remove(path: pathlib.Path) -> None:
+    """Delete the checkpoint of a run that has ended, and the one before it."""
+    for stale in (path, _previous(path)):
+        stale.unlink(missing_ok=True)
+
+
 def _previous(path: pathlib.Path) -> pathlib.Path:
     return path.with_name(path.name + ".previous")

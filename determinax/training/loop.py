@@ -113,9 +113,10 @@ def train(
     state = State(parameters, transform.init(parameters))
     history = {name: np.zeros(0, dtype) for name, dtype in _HISTORY.items()}
     path = None if checkpoint is None else pathlib.Path(checkpoint)
-    identity = fingerprint(flow, key, loss, _schedule(learning_rate, steps), what, str(steps))
-    if path is not None and resume:
-        found = read_checkpoint(path, identity, state)
+    identity = ""
+    if path is not None:
+        identity = fingerprint(flow, key, loss, _schedule(learning_rate, steps), what, str(steps))
+        found = read_checkpoint(path, identity, state) if resume else None
         state, history = found if found else (state, history)
     started, done, converged = time.perf_counter(), len(history["loss"]), False
     saved = done

@@ -187,15 +187,14 @@ def _plan(operator, transpose, block_size, max_matvecs, spent: Products) -> _Pla
 
 def _transposed(operator, *, required: bool) -> lx.AbstractLinearOperator | None:
     try:
-        transposed = operator.transpose()
-        jax.eval_shape(transposed.mv, transposed.in_structure())
-        return transposed
-    except Exception as error:
-        if not required:
-            return None
-        raise OperatorError(
-            "the operator has no transpose: leave transpose=False, which takes forward products only"
-        ) from error
+        return ops.require_transpose(
+            operator,
+            "the operator has no transpose: leave transpose=False, which takes forward products only",
+        )
+    except OperatorError:
+        if required:
+            raise
+        return None
 
 
 def _start(start: Fit | Proposal | None, n: int, k: int, dtype) -> _State:

@@ -16,7 +16,7 @@ from jaxtyping import Array, Float, PRNGKeyArray
 
 from determinax import operators as ops
 from determinax.flows import AbstractSphereMap
-from determinax.operators import OperatorError, Products
+from determinax.operators import Products
 from determinax.proposals import Proposal
 from determinax.training.loop import Fit, train
 from determinax.weights import log_norm
@@ -77,7 +77,13 @@ def fit(
             f"the flow lives in {flow.n} dimensions and the operator takes vectors of "
             f"{entered.in_size()}: build the flow with n = {entered.in_size()}"
         )
-    transpose = None if gradient == "forward" else _transpose(entered)
+    transpose = None
+    if gradient != "forward":
+        transpose = ops.require_transpose(
+            entered,
+            "training by gradients needs products with the transpose, and this operator has none: "
+            'pass gradient="forward", which fits from forward products alone',
+        )
     return train(
         Objective(entered, transpose, gradient, batch_size),
         flow,
@@ -145,15 +151,3 @@ def _product_backward(_, cotangents, __, points, operators):
 def _held(flow: AbstractSphereMap) -> AbstractSphereMap:
     arrays, rest = eqx.partition(flow, eqx.is_array)
     return eqx.combine(jax.lax.stop_gradient(arrays), rest)
-
-
-def _transpose(operator: lx.AbstractLinearOperator) -> lx.AbstractLinearOperator:
-    try:
-        transpose = operator.transpose()
-        jax.eval_shape(transpose.mv, operator.out_structure())
-        return transpose
-    except Exception as error:
-        raise OperatorError(
-            "training by gradients needs products with the transpose, and this operator has none: "
-            'pass gradient="forward", which fits from forward products alone'
-        ) from error
