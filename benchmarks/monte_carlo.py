@@ -40,7 +40,7 @@ def seconds(run) -> float:
     return time.perf_counter() - started
 
 
-def speed(n: int, num_samples: int, dtype: str, repeats: int = 5) -> None:
+def speed(n: int, num_samples: int, dtype: str, repeats: int = 10) -> None:
     matrix = np.eye(n) + 0.2 * np.random.default_rng(0).standard_normal((n, n)) / n**0.5
     matrix = matrix.astype(dtype)
     method = dx.MonteCarlo(num_samples)

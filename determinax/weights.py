@@ -44,9 +44,13 @@ def make_plan(n: int, m: int, num_samples: int, directions: Directions, chunk_si
     group_size = min(n, num_samples) if directions == "frames" else 1
     if chunk_size is None:
         least, most = _CHUNK_SIZES
-        chunk_size = max(least, min(most, _CHUNK_ENTRIES // max(n, m)))
+        chunk_size = max(least, min(most, _power_of_two(_CHUNK_ENTRIES // max(n, m))))
     num_groups = num_samples // group_size
     return Plan(num_groups, group_size, min(num_groups, max(1, chunk_size // group_size)))
+
+
+def _power_of_two(size: int) -> int:
+    return 1 << max(0, size.bit_length() - 1)  # the largest within: XLA's loops like it
 
 
 def log_norm(vectors: Float[Array, "m num"]) -> Float[Array, " num"]:
@@ -122,7 +126,8 @@ def _chunks(operator, key, plan, update, state, start, stop, proposal):
         if proposal is not None:
             points, log_q = proposal.push(points, jax.random.fold_in(chunk_key, 1))
             points, log_q = points.astype(dtype), log_q.astype(dtype)
-        log_w = log_weights(operator, points, log_q)
+        # the barrier: XLA would compute the logs anew for each of the dozen sums that read them
+        log_w = jax.lax.optimization_barrier(log_weights(operator, points, log_q))
         return update(state, log_w.reshape(plan.groups_per_chunk, plan.group_size))
 
     return jax.lax.fori_loop(start, stop, step, state)
