@@ -137,16 +137,18 @@ def report(rows: list[dict], seeds: int) -> str:
             chosen = [r for r in rows if (r["condition"], r["num_samples"]) == (value, num)]
             parts.append(line([f"{value:g}, {num:,}"], chosen))
     rows = [r for r in rows if r["condition"] > 1]
-    parts += ["\n## Every cell (independent directions)\n", HEADER.format("n, condition, samples")]
     cells = sorted({(r["n"], r["condition"], r["num_samples"]) for r in rows})
-    for n, condition, num in cells:
-        chosen = [
-            r
-            for r in rows
-            if (r["n"], r["condition"], r["num_samples"], r["directions"])
-            == (n, condition, num, "independent")
-        ]
-        parts.append(line([f"{n}, {condition:g}, {num:,}"], chosen))
+    for directions in ("independent", "frames"):
+        title = f"\n## Every cell ({directions})\n"
+        parts += [title, HEADER.format("n, condition, samples")]
+        for n, condition, num in cells:
+            cell = (n, condition, num, directions)
+            chosen = [
+                r
+                for r in rows
+                if (r["n"], r["condition"], r["num_samples"], r["directions"]) == cell
+            ]
+            parts.append(line([f"{n}, {condition:g}, {num:,}"], chosen))
     return "\n".join(parts) + "\n"
 
 
