@@ -77,11 +77,17 @@ def test_rows_tables_and_figures(results):
     table = (results / "quick-table2.md").read_text()
     assert "7.7327" in table
     assert "1.1 %" in table
+    exact = [json.loads(r) for r in (results / "projective-W.jsonl").read_text().splitlines()]
+    assert max(row["error"] for row in exact) < 1e-11
+    assert max(row["products"] for row in exact) <= 2 * 16 + 2
+    assert "| projective linear |" in table
+    assert "40,960,000" in table
     assert not list(results.glob("*.checkpoint*"))
 
 
 def test_tables_are_made_from_rows_alone(results):
-    rows = experiments.read_rows([results / "quick-W.jsonl"])
+    names = ("quick-W.jsonl", "projective-W.jsonl")
+    rows = experiments.read_rows([results / name for name in names])
     for row in rows:
         if row["kind"] == "estimate" and row["method"] == "vde":
             row["error"] = 0.25

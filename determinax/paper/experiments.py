@@ -9,6 +9,7 @@ import json
 import math
 import pathlib
 import platform
+import time
 from collections.abc import Iterator
 from typing import Any, Literal
 
@@ -21,9 +22,10 @@ from jaxtyping import Array, Float, PRNGKeyArray
 
 from determinax import estimate as es
 from determinax import flows, moments, sphere, storage, weights
+from determinax.methods import Variational, log_abs_det
 from determinax.paper.matrices import MATRICES, PaperMatrix
 from determinax.proposals import Proposal
-from determinax.training import Fit, fit
+from determinax.training import Fit, fit, fit_linear
 from determinax.training.objectives import Gradient
 
 Preset = Literal["paper", "best", "quick"]
@@ -140,7 +142,7 @@ def _adamw(weight_decay: float):
 def run(config: Config, **options: Any) -> tuple[list[dict[str, Any]], Proposal]:
     """Train, then estimate with the frozen proposal and fresh keys, beside plain Monte Carlo.
 
-    Rows are of three kinds: `training` (one), `curve` (the loss along training), and `estimate`
+    Its rows are of three kinds: `training` (one), `curve` (the loss along training), and `estimate`
     (a method, a number of samples, a key). Everything that they depend on is in the first.
     """
     item = matrix_of(config)
@@ -179,6 +181,30 @@ def run(config: Config, **options: Any) -> tuple[list[dict[str, Any]], Proposal]
                     {"kind": "estimate", **about, "method": method, "key": i, "error": error, **row}
                 )
     return rows, result.proposal
+
+
+def run_projective(matrix: str, seed: int = 0) -> list[dict[str, Any]]:
+    """The projective linear proposal, fitted by secant updates, then one sample of it: a row a key."""
+    item = next(item for item in MATRICES if item.name == matrix)
+    rows = []
+    for i in range(NUM_KEYS):
+        fit_key, key = jax.random.split(jax.random.fold_in(jax.random.key(seed), i))
+        began = time.perf_counter()
+        found = fit_linear(item.matrix, key=fit_key, progress=False)
+        method = Variational(found.proposal, num_samples=1)
+        estimate = log_abs_det(item.matrix, method, key=key, progress=False)
+        rows.append(
+            {
+                "kind": "projective",
+                "matrix": matrix,
+                "key": i,
+                "error": abs(math.expm1(float(estimate.log_abs_det) - item.log_abs_det)),
+                "products": found.num_matvecs + estimate.num_matvecs,
+                "seconds": time.perf_counter() - began,
+                "versions": versions(),
+            }
+        )
+    return rows
 
 
 def evaluate(

@@ -126,3 +126,5 @@ MONTE_CARLO_ERROR = {"A1..A5": (533, 348, 104, 59), "W": (6144, 865, 407, 71)}
 VARIATIONAL_ERROR = {"A1..A5": (3.4, 1.7, 1.6, 0.3), "W": (1.1, 0.05, 0.9, 0.1)}
 # how far the authors' trained models were from the optimum at the end, in nats: from their code
 KL_GAP = {"A1": 0.109, "A2": 0.097, "A3": 0.154, "A4": 0.099, "A5": 0.112}
+# iterations times batch: products with A for one trained model, those with its transpose beside them
+TRAINING_PRODUCTS = {"A1..A5": 10_240_000, "W": 40_960_000}
