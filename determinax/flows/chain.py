@@ -15,7 +15,7 @@ class Chain(AbstractSphereMap):
 
     Maps that differ in their numbers only are stacked and scanned, and so are blocks of maps that
     repeat, such as (coupling, rotation, coupling of the other half, rotation): compile time does
-    not grow with their number. What does not fill a last block is run by itself.
+    not grow with their number. What comes after the last block is run by itself.
     """
 
     blocks: tuple[AbstractSphereMap, ...]
@@ -33,8 +33,7 @@ class Chain(AbstractSphereMap):
         sizes = {f.context_size for f in maps} - {0}
         if len(sizes) > 1:
             raise ValueError(f"maps of different context sizes {sorted(sizes)} do not compose")
-        period = _period([_signature(f) for f in maps])
-        self.num_blocks = len(maps) // period
+        period, self.num_blocks = _blocks([_signature(f) for f in maps])
         cut = self.num_blocks * period
         self.blocks = tuple(_stack(maps[i:cut:period]) for i in range(period))
         self.rest = tuple(maps[cut:])
@@ -94,12 +93,16 @@ def _signature(f: AbstractSphereMap):
     return tree, [(a.shape, a.dtype) for a in leaves], jax.tree.leaves(static)
 
 
-def _period(signatures: list) -> int:
-    """The length of the shortest block that the list repeats, the last time perhaps in part."""
-    for p in range(1, len(signatures)):
-        if all(a == b for a, b in zip(signatures, signatures[p:], strict=False)):
-            return p
-    return len(signatures)
+def _blocks(signatures: list) -> tuple[int, int]:
+    """The length of the block that the list starts with, and how often: so that least is left."""
+    found = []
+    for p in range(1, len(signatures) + 1):
+        num = 1
+        while signatures[num * p : (num + 1) * p] == signatures[:p]:
+            num += 1
+        # what is compiled: a block, and each map after the last
+        found.append((p + len(signatures) - num * p, p, num))
+    return min(found)[1:]
 
 
 def _stack(maps: list[AbstractSphereMap]) -> AbstractSphereMap:

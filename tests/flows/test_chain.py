@@ -14,7 +14,7 @@ from .registry import build, forward, inverse, jit, points
 def test_a_chain_is_the_composition_of_its_maps():
     chain = build("recipe-cylinder-odd", 10, "float64", 0.3)
     assert chain.num_blocks == 1
-    assert len(chain.rest) == 1
+    assert len(chain) == 3
     _assert_composes(chain, points(10, "float64"))
 
 
@@ -49,6 +49,15 @@ def test_chains_of_chains_are_flat():
     assert chain.num_blocks == 3
 
 
+def test_a_map_of_another_kind_at_the_end_leaves_the_blocks_alone():
+    repeated = build("recipe-cylinder", 10, "float64", 0.3)
+    last = build("projective-linear", 10, "float64", 0.3)
+    chain = flows.Chain([repeated, last])
+    assert chain.num_blocks == repeated.num_blocks
+    assert len(chain.rest) == 1
+    _assert_composes(chain, points(10, "float64"))
+
+
 def test_a_layer_more_adds_no_code():
     def size(num_flows):
         f = flows.cylinder(4, key=jax.random.key(0), num_flows=num_flows, hidden=(4,))
@@ -73,7 +82,7 @@ def test_one_point_and_columns_and_vmap_agree():
 def test_constants_are_not_trainable():
     f = flows.cylinder(4, key=jax.random.key(0), num_flows=2, hidden=(4,))
     mask = flows.trainable(f)
-    rotation = f.blocks[1] if isinstance(f.blocks[1], flows.Rotation) else f.maps[1]
+    rotation = f.maps[1]
     assert isinstance(rotation, flows.Rotation)
     assert flows.trainable(rotation).matrix is False
     assert any(jax.tree.leaves(mask))
