@@ -1,0 +1,133 @@
+"""Trained proposals: do the bounds come in order, and does the interval cover?
+
+Run with `python benchmarks/bounds.py`, after `determinax reproduce all`; the page goes to
+docs/results/bounds.md.
+"""
+
+import argparse
+import functools
+import itertools
+import pathlib
+
+import jax
+import jax.numpy as jnp
+import lineax as lx
+import numpy as np
+from rich.progress import track
+
+import determinax as dx
+from determinax import weights
+from determinax.moments import log_mean_exp
+from determinax.paper.matrices import MATRICES, PaperMatrix
+
+NESTED = (1, 2, 8, 64)
+CHUNK, NUM_CHUNKS = 4096, 64
+
+
+@functools.partial(jax.jit, static_argnums=2)
+def estimates_of(matrix, proposal, num_samples: int, keys):
+    """An estimate a key, with the frozen proposal."""
+    method = dx.Variational(proposal, num_samples)
+    return jax.lax.map(lambda key: dx.log_abs_det(matrix, method, key=key), keys)
+
+
+@jax.jit
+def stream(matrix, proposal, key):
+    """Log-weights of one long stream of samples."""
+    operator = lx.MatrixLinearOperator(matrix)
+
+    def chunk(key):
+        points, log_q = (x.astype(matrix.dtype) for x in proposal.sample_columns(key, CHUNK))
+        return weights.log_weights(operator, points, log_q)
+
+    return jax.lax.map(chunk, jax.random.split(key, NUM_CHUNKS)).ravel()
+
+
+def nested_bounds(log_w: jax.Array) -> list[tuple[float, float]]:
+    """Minus the mean log of the mean weight of 1, 2, 8, 64 samples, from the same samples."""
+    found = []
+    for size in NESTED:
+        values = -np.asarray(log_mean_exp(log_w.reshape(-1, size), axis=1))
+        found.append((float(values.mean()), float(values.std() / len(values) ** 0.5)))
+    return found
+
+
+def in_order(bounds: list[tuple[float, float]]) -> bool:
+    """From above to below, each within 4 standard errors of both."""
+    pairs = itertools.pairwise(bounds)
+    return all(a + 4 * np.hypot(s, t) >= b for (a, s), (b, t) in pairs)
+
+
+def lines_of(item: PaperMatrix, proposal, keys: int, num_samples: int) -> tuple[str, str]:
+    """The matrix' line in either table."""
+    matrix, truth = jnp.asarray(item.matrix), item.log_abs_det
+    first, *rest = jax.random.split(jax.random.key(1), keys + 1)
+    found = jax.device_get(estimates_of(matrix, proposal, num_samples, jnp.stack(rest)))
+    own = [found[i] for i in range(keys)]
+    lower = np.array([float(e.lower_bound) for e in own])
+    bounds = nested_bounds(stream(matrix, proposal, first))
+    bounds += [(truth, 0.0), (float(lower.mean()), float(lower.std() / keys**0.5))]
+    cells = " | ".join(f"{value:.5f} ± {error:.0e}" for value, error in bounds)
+    order = f"| {item.name} | {cells} | {'yes' if in_order(bounds) else 'NO'} |"
+
+    ok = [e for e in own if e.status == "ok"]
+    covered = [e.interval[0] <= truth <= e.interval[1] for e in ok]
+    violated = [e.certified_upper(0.05) < truth for e in own]
+    unsure = sum(e.status == "unreliable" for e in own)
+    share = f"{np.mean(covered):.1%} of {len(ok)}" if ok else "-"
+    coverage = (
+        f"| {item.name} | {len(ok)} | {keys - len(ok) - unsure} | {unsure} | {share} "
+        f"| {sum(abs(float(e.log_abs_det) - truth) > 1 for e in ok)} | {np.mean(violated):.1%} |"
+    )
+    return order, coverage
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--keys", type=int, default=400)
+    parser.add_argument("--samples", type=int, default=4096)
+    parser.add_argument("--preset", default="paper")
+    parser.add_argument("--proposals", type=pathlib.Path, default="docs/results")
+    parser.add_argument("--out", type=pathlib.Path, default="docs/results/bounds.md")
+    arguments = parser.parse_args()
+    jax.config.update("jax_enable_x64", True)
+    orders, coverages = [], []
+    for item in track(MATRICES, "estimating"):
+        path = arguments.proposals / f"{arguments.preset}-{item.name}.safetensors"
+        if path.exists():
+            lines = lines_of(item, dx.load(path), arguments.keys, arguments.samples)
+            orders.append(lines[0])
+            coverages.append(lines[1])
+    text = INTRODUCTION.format(preset=arguments.preset, total=CHUNK * NUM_CHUNKS)
+    text += "\n".join(orders) + COVERAGE.format(keys=arguments.keys, samples=arguments.samples)
+    text += "\n".join(coverages) + "\n"
+    arguments.out.write_text(text)
+    print(text)
+
+
+INTRODUCTION = """# Bounds and coverage on trained proposals
+
+The proposals that `determinax reproduce all --preset {preset}` trained, frozen, with fresh keys.
+Made by `python benchmarks/bounds.py`.
+
+## Bounds in order
+
+Nested: the same {total:,} samples, alone, in pairs, in eights, in 64s. In order: each above the
+next, within 4 standard errors of both. The lower bound is of samples of the optimum itself, by LU.
+
+| matrix | KL | IW-2 | IW-8 | IW-64 | truth | lower bound | in order |
+| --- | --- | --- | --- | --- | --- | --- | --- |
+"""
+
+COVERAGE = """
+
+## Coverage over {keys} keys of {samples:,} samples
+
+| matrix | ok | warn | unreliable | 95 % interval covers, given ok | off by > 1 nat, yet ok \
+| certificate violated |
+| --- | --- | --- | --- | --- | --- | --- |
+"""
+
+
+if __name__ == "__main__":
+    main()
