@@ -151,11 +151,9 @@ def primate(problem: Problem, depth: int, probes: int, seed: int) -> float | Non
     except ImportError:
         return None
     a, definite = problem.matrix, problem.definite
-    operator = scipy.sparse.linalg.LinearOperator(  # pyright: ignore[reportCallIssue]
-        (problem.n, problem.n),
-        matvec=(lambda x: a @ x) if definite else lambda x: a.T @ (a @ x),  # pyright: ignore[reportCallIssue]
-        dtype=float,
-    )
+    linear_operator: Any = scipy.sparse.linalg.LinearOperator  # its stub takes two arguments only
+    gram = (lambda x: a @ x) if definite else lambda x: a.T @ (a @ x)
+    operator = linear_operator((problem.n, problem.n), matvec=gram, dtype=float)
     logarithm = primate.operators.MatrixFunction(operator, fun=np.log, deg=depth)
     count = primate.estimators.CountCriterion(probes)
     with np.errstate(all="ignore"):

@@ -4,8 +4,18 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import scipy.sparse.linalg
 
-from determinax import Deflated, Exact, Lanczos, MonteCarlo, log_abs_det, log_volume, sphere
+from determinax import (
+    Deflated,
+    Exact,
+    Lanczos,
+    MonteCarlo,
+    OperatorError,
+    log_abs_det,
+    log_volume,
+    sphere,
+)
 from determinax.operators import as_operator, deflate
 from determinax.paper.matrices import MATRICES
 
@@ -82,6 +92,21 @@ def test_the_error_bar_of_the_complement_is_that_of_the_whole():
     assert all(e.certified_upper() > truth for e in estimates)
 
 
+@pytest.mark.parametrize("by_solves", [False, True])
+def test_deflating_the_smallest_singular_directions_saves_monte_carlo(by_solves):
+    """Two singular values of 0.01 and 0.02 among 28 near 1: nothing but they is in the way."""
+    values = np.concatenate([[0.01, 0.02], np.linspace(0.9, 1.1, 28)])
+    left, right = (np.asarray(sphere.frame(jax.random.key(i), 30)) for i in range(2))
+    a = jnp.asarray(left * values @ right.T)
+    solve = (lambda v: jnp.linalg.solve(a, v)) if by_solves else None
+    found = Deflated(2, MonteCarlo(1000), "smallest", solve)
+    e = log_abs_det(a, found, key=KEY)
+    truth = np.sum(np.log(values))
+    assert abs(e.log_abs_det - truth) < 4 * e.standard_error < 0.1
+    assert (e.num_matvecs, e.num_transposed) == ((1002, 0) if by_solves else (1040, 18))
+    assert log_abs_det(a, Deflated(2, MonteCarlo(1000)), key=KEY).log_abs_det > truth + 1
+
+
 def test_it_can_be_differentiated():
     a = jnp.asarray(gaussian(6))
     gradient = jax.grad(lambda x: log_abs_det(x, Deflated(6), key=KEY).log_abs_det)(a)
@@ -91,5 +116,12 @@ def test_it_can_be_differentiated():
 def test_bad_input():
     with pytest.raises(ValueError, match="num_directions must be a whole number"):
         Deflated(0)
+    with pytest.raises(ValueError, match="random"):
+        Deflated(3, which="largest")  # pyright: ignore
+    with pytest.raises(ValueError, match="smallest"):
+        Deflated(3, solve=lambda v: v)
+    forward = scipy.sparse.linalg.LinearOperator((4, 4), matvec=lambda v: 2 * v, dtype=float)  # pyright: ignore
+    with pytest.raises(OperatorError, match="give solve="):
+        log_abs_det(forward, Deflated(1, which="smallest"), key=KEY)
     with pytest.raises(TypeError, match="MonteCarlo"):
         Deflated(3, 5)  # pyright: ignore

@@ -1,11 +1,13 @@
 """Deflation: k directions exactly, another method for their complement."""
 
 import dataclasses
+from collections.abc import Callable
+from typing import Literal
 
 import jax
 import jax.numpy as jnp
 import lineax as lx
-from jaxtyping import PRNGKeyArray
+from jaxtyping import Array, PRNGKeyArray
 
 from determinax import operators as ops
 from determinax import sphere, weights
@@ -16,6 +18,8 @@ from determinax.operators import NO_PRODUCTS, Products
 from determinax.progress import Report
 
 _FEW_SAMPLES = MonteCarlo(32)
+# blocks of the Krylov space, and steps of subspace iteration, that look for small singular values
+_KRYLOV_BLOCKS, _SOLVES = 10, 8
 
 
 @dataclasses.dataclass(frozen=True)
@@ -28,12 +32,18 @@ class Deflated(AbstractMethod):
 
     **Arguments:**
 
-    - `num_directions`: k, of a uniformly random orthonormal frame; n or more: the result is exact.
+    - `num_directions`: k; n or more: the result is exact.
     - `method`: for the compressed operator C of size n - k; `MonteCarlo` or `Lanczos`.
+    - `which`: `"random"`: a uniformly random orthonormal frame. `"smallest"`: the directions of the k
+        smallest singular values, which are what defeats Monte Carlo, as far as 19 k more products
+        with A and its transpose find them.
+    - `solve`: $v \mapsto A^{-1}v$ of one vector, in JAX: finds the smallest with solves instead.
     """
 
     num_directions: int
     method: AbstractMethod = _FEW_SAMPLES
+    which: Literal["random", "smallest"] = "random"
+    solve: Callable | None = None
 
     def __post_init__(self):
         number = whole_number(self.num_directions, "num_directions")
@@ -42,6 +52,10 @@ class Deflated(AbstractMethod):
             raise TypeError(
                 f"method is one such as MonteCarlo(32) or Lanczos(), not {self.method!r}"
             )
+        if self.which not in ("random", "smallest"):
+            raise ValueError(f'which is "random" or "smallest", not {self.which!r}')
+        if self.solve is not None and self.which == "random":
+            raise ValueError('solve finds small singular values: say which="smallest" too')
 
     def estimate(
         self,
@@ -57,6 +71,9 @@ class Deflated(AbstractMethod):
         k = min(self.num_directions, n)
         traced = ops.is_traced((operator, key))
         frame = sphere.frame(frame_key, n, k, dtype)
+        if self.which == "smallest" and k < n:
+            frame, found = self._smallest(operator, frame, traced)
+            spent += found
         # a complex operator multiplies one complex vector for each real direction of its embedding
         spent += Products(k)
         run = ops.deflate if traced else ops.compiled_deflate
@@ -82,3 +99,19 @@ class Deflated(AbstractMethod):
             method=f"deflated, {k:,} directions; {rest.method}",
             num_matvecs_dense=ops.rows_columns(operator)[1],
         )
+
+    def _smallest(self, operator, start, traced: bool) -> tuple[Array, Products]:
+        """The frame turned to the smallest singular directions, and the products it took."""
+        if self.solve is not None:
+            return ops.smallest_by_solves(self.solve, start, _SOLVES), NO_PRODUCTS
+        transpose = ops.require_transpose(
+            operator,
+            'which="smallest" needs products with the transpose, which the operator lacks: give it '
+            'one, give solve=, or take which="random"',
+        )
+        n, k = start.shape
+        depth = max(1, min(_KRYLOV_BLOCKS, n // k))
+        run = ops.smallest_directions if traced else ops.compiled_smallest
+        frame = weights.guarded(run, operator, transpose, start, depth)
+        # which directions they are is no function of A for a gradient to follow
+        return jax.lax.stop_gradient(frame), Products(depth * k, (depth - 1) * k)

@@ -1,6 +1,12 @@
 """Operators: what comes in through the door, and the products with it."""
 
-from determinax.operators.deflate import compiled_deflate, deflate
+from determinax.operators.deflate import (
+    compiled_deflate,
+    compiled_smallest,
+    deflate,
+    smallest_by_solves,
+    smallest_directions,
+)
 from determinax.operators.door import (
     admit,
     as_operator,
@@ -43,6 +49,7 @@ __all__ = [
     "colour",
     "columns",
     "compiled_deflate",
+    "compiled_smallest",
     "convolution",
     "deflate",
     "host_operators",
@@ -54,4 +61,6 @@ __all__ = [
     "require_square",
     "require_transpose",
     "rows_columns",
+    "smallest_by_solves",
+    "smallest_directions",
 ]
