@@ -140,6 +140,7 @@ class Estimate(eqx.Module):
                 max_weight_share=_number(self.max_weight_share),
                 spread=_number(self.spread),
                 pareto_k=self.pareto_k,
+                num_tail=0 if self.tail is None else len(self.tail) - 1,
                 rounding=None if self.condition is None else error,
                 quadrature_change=_number(self.quadrature_change),
             )

@@ -38,6 +38,8 @@ THRESHOLDS = {
 # half the square of its distance from 1), so the weights' variance is finite. Beyond it only the
 # Pareto fit can tell, and that wants a long tail: so many independent draws.
 NARROW_SPREAD, BROAD_NUM_GROUPS = 0.35, 2000
+# there k must be below its threshold by so many of its own standard errors, (1 + k) / sqrt(tail)
+_TAIL_DOUBT = 2.0
 # log-weights whose range is rounding, in units of n times the dtype's epsilon
 EQUAL_WEIGHTS = 16
 # and never more than this, in nats: at n = 1e6 float32's rounding hides a singular direction
@@ -57,6 +59,7 @@ class Figures(NamedTuple):
     max_weight_share: float | None = None
     spread: float | None = None
     pareto_k: float | None = None
+    num_tail: int = 0
     rounding: float | None = None
     quadrature_change: float | None = None
 
@@ -138,6 +141,16 @@ def _sampling_findings(figures: Figures) -> list[tuple[str, str]]:
             f"The weights are heavy-tailed (Pareto k = {k or 0:.2f}): directions that matter are "
             f"rare in the sample, so {_UPWARD}; {_CURE}.",
         )
+        if k is not None and figures.num_tail and (spread or 0) > NARROW_SPREAD:
+            # samples that missed a heavy tail are the ones in which it looks light
+            slack = _TAIL_DOUBT * (1 + k) / math.sqrt(figures.num_tail)
+            if k <= THRESHOLDS["pareto_k"].warn < k + slack:
+                sentence = (
+                    f"The weights may be heavy-tailed: Pareto k = {k:.2f} is known to {slack:.2f} "
+                    "only, so log|det| may be too large; take more samples, or a proposal that "
+                    "fits A."
+                )
+                findings.append(("warn", sentence))
         look(
             "spread",
             spread,

@@ -49,6 +49,17 @@ def test_broad_weights_want_more_draws_than_narrow_ones():
     assert judge(GOOD._replace(spread=1.7))[0] == "warn"
 
 
+def test_a_tail_that_is_not_known_well_is_not_ok_unless_the_spread_rules_it_out():
+    def status(k, num_tail, spread):
+        figures = GOOD._replace(pareto_k=k, num_tail=num_tail, spread=spread, num_groups=10_000)
+        return judge(figures)[0]
+
+    assert status(0.4, 192, 0.5) == "warn"
+    assert status(0.2, 192, 0.5) == "ok"
+    assert status(0.4, 1024, 0.5) == "ok"
+    assert status(0.4, 192, 0.3) == "ok"
+
+
 def test_every_reason_has_a_direction_and_a_cure():
     cases = [GOOD._replace(log_abs_det=math.nan), GOOD._replace(log_abs_det=-math.inf)]
     cases += [
@@ -179,14 +190,14 @@ def test_few_probes_have_no_error_bar(num_probes, status):
 
 
 def test_text_and_json_and_repr():
-    e = dx.log_abs_det(near_isometry(10), dx.MonteCarlo(5000), key=KEY)
+    e = dx.log_abs_det(near_isometry(10), dx.MonteCarlo(20_000), key=KEY)
     text = str(e)
     assert len(text.splitlines()) <= 6
-    for word in ("log|det|", "ok", "95 % interval", "5,000 products", "10 reveal A"):
+    for word in ("log|det|", "ok", "95 % interval", "20,000 products", "10 reveal A"):
         assert word in text
     data = json.loads(json.dumps(e.to_dict(), allow_nan=False))
     assert data["status"] == "ok"
-    assert data["num_matvecs"] == 5000
+    assert data["num_matvecs"] == 20_000
     assert data["log_abs_det"] == float(e.log_abs_det)
     singular = dx.log_abs_det(np.zeros((3, 3)), dx.MonteCarlo(100), key=KEY)
     assert json.loads(json.dumps(singular.to_dict(), allow_nan=False))["log_abs_det"] is None
