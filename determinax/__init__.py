@@ -18,7 +18,7 @@ from determinax.methods import (
 from determinax.operators import OperatorError, as_operator
 from determinax.proposals import Proposal
 from determinax.storage import StorageError, load, save
-from determinax.training import Fit, fit, fit_density, fit_linear, fit_samples
+from determinax.training import Fit, Tracker, fit, fit_density, fit_linear, fit_samples
 
 __version__ = "0.1.0"
 
@@ -35,6 +35,7 @@ __all__ = [
     "Probed",
     "Proposal",
     "StorageError",
+    "Tracker",
     "UnreliableEstimateError",
     "Variational",
     "as_operator",

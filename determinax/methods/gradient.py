@@ -116,9 +116,7 @@ def _run(operator_of, parameters, proposal: Proposal | DefensiveMixture | None, 
         log_w = weights.log_weights(operator, points, log_q)
         return -mo.log_mean_exp(log_w, axis=0), log_w
 
-    each_group = jax.vmap(
-        jax.value_and_grad(minus_log_mean, has_aux=True), in_axes=(None, 0, 0)
-    )
+    each_group = jax.vmap(jax.value_and_grad(minus_log_mean, has_aux=True), in_axes=(None, 0, 0))
 
     def add_block(sums: _Sums, block):
         (values, log_w), gradients = each_group(differentiated, *block)

@@ -4,5 +4,15 @@ from determinax.training.densities import divergence, fit_density, fit_samples
 from determinax.training.loop import Fit, train
 from determinax.training.natural import fit_linear
 from determinax.training.objectives import fit
+from determinax.training.tracker import Tracker
 
-__all__ = ["Fit", "divergence", "fit", "fit_density", "fit_linear", "fit_samples", "train"]
+__all__ = [
+    "Fit",
+    "Tracker",
+    "divergence",
+    "fit",
+    "fit_density",
+    "fit_linear",
+    "fit_samples",
+    "train",
+]
