@@ -11,6 +11,7 @@ from determinax.methods import (
     MonteCarlo,
     Probed,
     Variational,
+    jacobian_log_abs_det,
     log_abs_det,
     log_abs_det_gradient,
     log_volume,
@@ -18,7 +19,15 @@ from determinax.methods import (
 from determinax.operators import OperatorError, as_operator
 from determinax.proposals import Proposal
 from determinax.storage import StorageError, load, save
-from determinax.training import Fit, Tracker, fit, fit_density, fit_linear, fit_samples
+from determinax.training import (
+    Fit,
+    Tracker,
+    fit,
+    fit_density,
+    fit_jacobian,
+    fit_linear,
+    fit_samples,
+)
 
 __version__ = "0.1.0"
 
@@ -41,9 +50,11 @@ __all__ = [
     "as_operator",
     "fit",
     "fit_density",
+    "fit_jacobian",
     "fit_linear",
     "fit_samples",
     "flows",
+    "jacobian_log_abs_det",
     "load",
     "log_abs_det",
     "log_abs_det_gradient",

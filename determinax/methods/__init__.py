@@ -6,6 +6,7 @@ from determinax.methods.base import AbstractMethod
 from determinax.methods.deflated import Deflated
 from determinax.methods.exact import Exact
 from determinax.methods.gradient import Gradient, log_abs_det_gradient
+from determinax.methods.jacobian import jacobian_log_abs_det
 from determinax.methods.lanczos import Lanczos
 from determinax.methods.monte_carlo import MonteCarlo
 from determinax.methods.probed import Probed
@@ -21,6 +22,7 @@ __all__ = [
     "MonteCarlo",
     "Probed",
     "Variational",
+    "jacobian_log_abs_det",
     "log_abs_det",
     "log_abs_det_gradient",
     "log_volume",
