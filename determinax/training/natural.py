@@ -47,8 +47,6 @@ _MIN_FRESH, _MARGIN = 16, 0.25
 _PROBE_CHECKS = 8
 # products in units of n when nothing is said, for blocks: measured need is half of it
 _BUDGET_TWO_SIDED, _BUDGET_FORWARD = 100, 400
-# Broyden's update is taken where Z^T W is as near to the identity: its singular values are above 1/2
-_NEAR = 0.5
 
 
 def fit_linear(
@@ -282,26 +280,47 @@ def secant_update(operator, transpose, matrix, log_abs_det, z):
 def tracking_update(operator, matrix, log_abs_det, z):
     r"""The updated M, its log-determinant, and the log-weights of the frame under the M before it.
 
-    Broyden's update where $Z^\top W$ is near the identity, so that it is sure to have an inverse; the
-    secant update elsewhere. Forward products only.
+    Broyden's update where the frame says that $\|B - I\|_F$ is below 1; elsewhere the secant update,
+    and a rotation towards $B = I$, which costs nothing. Forward products only.
     """
-    k = z.shape[1]
+    n, k = z.shape
     moved = _mm(matrix, z)
     images = _images(operator, moved)
-    log_w = log_abs_det - z.shape[0] * images.log_norms
-    secant = matrix + _mm(moved, _mm(_power(images, -1), z.T) - z.T)
+    log_w = log_abs_det - n * images.log_norms
     if images.scaled.shape != z.shape:  # a tall operator has no inverse
-        return secant, log_abs_det, log_w
-    inner = _mm(z.T, images.scaled)
-    is_near = jnp.linalg.norm(inner - jnp.eye(k, dtype=z.dtype)) < _NEAR
-    inner = jnp.where(is_near, inner, jnp.eye(k, dtype=z.dtype))
-    missed = _mm(matrix, images.scaled - z)
-    broyden = matrix - _mm(missed, jnp.linalg.solve(inner, z.T))
-    return (
-        jnp.where(is_near, broyden, secant),
-        log_abs_det - jnp.linalg.slogdet(inner)[1],
-        log_w,
-    )
+        change = _mm(_power(images, -1), z.T) - z.T
+        return matrix + _mm(moved, change), log_abs_det, log_w
+
+    def broyden():
+        inner = _mm(z.T, images.scaled)
+        missed = _mm(matrix, images.scaled - z)
+        new = matrix - _mm(missed, jnp.linalg.solve(inner, z.T))
+        return new, log_abs_det - jnp.linalg.slogdet(inner)[1]
+
+    def secant():
+        root = _power(images, -1)
+        new = matrix + _mm(moved, _mm(root, z.T) - z.T)
+        return _turned(new, z, _mm(images.scaled, root)), log_abs_det
+
+    # the second: so that the singular values of Z^T W are above 1/2
+    is_near = jnp.sum((images.scaled - z) ** 2) < min(k / n, 0.25)
+    return *jax.lax.cond(is_near, broyden, secant), log_w
+
+
+def _turned(matrix, z: Float[Array, "n k"], u: Float[Array, "n k"]) -> Float[Array, "n n"]:
+    r"""$M O^\top$ for the least rotation with $OZ = U$, of orthonormal frames.
+
+    The product of the reflections in Z and in the subspace half-way is the rotation that takes one
+    span to the other by the shortest path; what is left is a turn within the span of U.
+    """
+    left, cosines, right = jnp.linalg.svd(_mm(z.T, u))
+    turn = _mm(left, right)
+    nearest = _mm(u, turn.T)
+    middle = _mm(z + nearest, left / jnp.sqrt(2 + 2 * cosines))
+    for frame in (z, middle):
+        matrix = 2 * _mm(_mm(matrix, frame), frame.T) - matrix
+    identity = jnp.eye(z.shape[1], dtype=z.dtype)
+    return matrix + _mm(_mm(_mm(matrix, nearest), turn.T - identity), nearest.T)
 
 
 class _Images(NamedTuple):

@@ -31,10 +31,11 @@ class Tracker(eqx.Module):
     Each `step` draws directions from the proposal as it is, so that the weights are fresh and their
     mean is $1/|\det A|$ without bias, and then updates the proposal from the very same products:
 
-    - a dense M, as `fit_linear` gives it: by linear algebra, on an orthonormal frame, with forward
-        products only. Where $M \approx A^{-1}$ up to scale (so after `fit_linear` with full frames, the
-        default) by Broyden's update, which takes a share $k/n$ of what M has missed; else by the
-        secant update, which takes $(k/n)^2$. It costs O(n^2 k) beside the products.
+    - a dense M, as `fit_linear` gives it: by linear algebra, on an orthonormal frame of k directions,
+        with forward products only and O(n^2 k) beside them. While $M \approx A^{-1}$ up to scale (as
+        after `fit_linear` with full frames, the default) by Broyden's update, which takes a share k/n
+        of what M misses; once that is lost, by the secant update, slower, and turned towards
+        $A^{-1}$. Where the verdict stays bad, call `fit_linear` again.
     - any other flow: one step of `optimiser` on the path (or total) gradient of the divergence; half
         of the products are with the transpose.
 
