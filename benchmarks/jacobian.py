@@ -251,7 +251,8 @@ def main() -> None:
         *describe(rows),
         *table(rows),
         "The power series' deviation is that of Hutchinson's probe: more terms take away its bias, not "
-        "its noise (and probes in place of terms take away noise, not bias). The estimate from weights errs upward, by half the variance of the log-weights for "
+        "its noise (and probes in place of terms take away noise, not bias). The estimate from "
+        "weights errs upward, by half the variance of the log-weights for "
         "one sample, and less for more.\n",
     ]
     arguments.out.write_text("\n".join(parts))

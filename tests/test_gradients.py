@@ -34,6 +34,10 @@ def jacobian(t):
     return lx.JacobianLinearOperator(f, jnp.linspace(-1.0, 1.0, N))
 
 
+def slow(*values):
+    return pytest.param(*values, marks=pytest.mark.slow)
+
+
 OPERATORS = {"dense": dense, "convolution": convolution, "jacobian": jacobian}
 THETA = jnp.array([0.3, -0.2])
 
@@ -65,7 +69,7 @@ def gradients(operator_of, method, keys, theta=THETA):
     return jax.jit(lambda keys: jax.lax.map(gradient, keys))(keys)
 
 
-@pytest.mark.parametrize("name", OPERATORS)
+@pytest.mark.parametrize("name", ["dense", slow("convolution"), slow("jacobian")])
 def test_the_mean_over_keys_is_the_exact_gradient(name):
     """tr(A^-1 dA), for a proposal that misses the best one by a tenth."""
     operator_of = OPERATORS[name]
@@ -91,7 +95,7 @@ def test_at_the_inverse_it_is_hutchinsons_sample_by_sample(name):
         np.testing.assert_allclose(gradient, hutchinson, atol=1e-10)
 
 
-@pytest.mark.parametrize("defensive", [0.0, 0.3])
+@pytest.mark.parametrize("defensive", [0.0, slow(0.3)])
 def test_the_proposal_is_held_also_where_it_was_made_from_the_operator(defensive):
     # not Dense, which holds its matrix by itself
     def f(t, proposal_theta):
@@ -106,7 +110,7 @@ def test_the_proposal_is_held_also_where_it_was_made_from_the_operator(defensive
 @pytest.mark.parametrize(
     "method",
     [
-        dx.MonteCarlo(120, "frames", chunk_size=36),
+        slow(dx.MonteCarlo(120, "frames", chunk_size=36)),
         dx.Variational(proposal_for(dense(THETA + 0.1)), 120, chunk_size=36),
     ],
     ids=["frames", "proposal"],
@@ -122,7 +126,7 @@ def test_the_function_gives_what_jax_grad_gives(method):
     assert (found.estimate.num_matvecs, found.estimate.num_transposed) == (240, 120)
 
 
-@pytest.mark.parametrize("directions", ["independent", "frames"])
+@pytest.mark.parametrize("directions", ["independent", slow("frames")])
 def test_its_error_is_the_spread_over_keys(directions):
     method = dx.Variational(proposal_for(dense(THETA + 0.3)), 300, directions)
     found = jax.lax.map(
@@ -147,6 +151,7 @@ def test_a_scale_has_a_gradient_without_noise():
     assert np.isinf(single.standard_error)
 
 
+@pytest.mark.slow
 def test_complex_operators_are_halved():
     a = BASE + 1j * SLOPE[0]
     best = Proposal(

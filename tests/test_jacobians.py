@@ -53,12 +53,14 @@ class Best(flows.AbstractSphereMap):
 
 def test_the_best_conditional_proposal_needs_one_product_a_point():
     e = dx.jacobian_log_abs_det(f, X, Proposal(Best(f)), key=KEY, num_samples=1)
-    truth = jax.vmap(lambda x: log_volume(f, x))(X)
+    truth = jax.jit(jax.vmap(lambda x: log_volume(f, x)))(X)
     np.testing.assert_allclose(e.log_abs_det, truth, atol=1e-11)
     assert e[0].num_matvecs == 1
 
 
-@pytest.mark.parametrize("function", [f, tall], ids=["square", "tall"])
+@pytest.mark.parametrize(
+    "function", [f, pytest.param(tall, marks=pytest.mark.slow)], ids=["square", "tall"]
+)
 def test_uniform_directions_and_one_point(function):
     e = dx.jacobian_log_abs_det(function, X[0], key=KEY, num_samples=20_000)
     assert e.status == "ok"
@@ -70,7 +72,7 @@ def test_uniform_directions_and_one_point(function):
 
 
 def test_gradients_with_respect_to_what_f_closes_over():
-    """And of modules: with the best proposal, Hutchinson's estimate for each point."""
+    """With the best proposal, Hutchinson's estimate for each point."""
 
     def loss(t, directions="frames"):
         q = Proposal(Best(f))
@@ -83,8 +85,7 @@ def test_gradients_with_respect_to_what_f_closes_over():
         return jnp.sum(jax.vmap(lambda x: log_volume(lambda x: f(x, t), x))(X))
 
     # over a whole frame Hutchinson's estimate is the trace itself
-    np.testing.assert_allclose(jax.jit(jax.grad(loss))(0.5), jax.grad(exact)(0.5), rtol=1e-10)
-    np.testing.assert_allclose(jax.grad(loss)(0.5), jax.grad(exact)(0.5), rtol=1e-10)
+    np.testing.assert_allclose(jax.grad(loss)(0.5), jax.jit(jax.grad(exact))(0.5), rtol=1e-10)
 
 
 def test_a_conditional_linear_proposal_learns_the_jacobian_at_every_point():
@@ -107,6 +108,7 @@ def test_a_conditional_linear_proposal_learns_the_jacobian_at_every_point():
     assert error["trained"] < 0.2 * error["start"]
 
 
+@pytest.mark.slow
 def test_the_spread_in_the_history_is_that_at_one_point():
     def sample_x(key, num):
         return jax.random.normal(key, (num, N)) * jnp.ones(1).repeat(N) + 3
