@@ -41,6 +41,8 @@ class Estimate(eqx.Module):
     - `lower_bound`: a lower bound in expectation; None without solves.
     - `effective_sample_size`, `max_weight_share`: of the weights, and `spread`: the standard
         deviation of the log-weights; None for methods without weights.
+    - `num_pooled`: how many log-weights, of this and of earlier operators, `standard_error` and
+        `spread` are pooled over (trackers only): the verdict counts them, not the few drawn here.
     - `num_matvecs`: products spent, with the transpose included; `num_transposed` of them with it.
     - `num_matvecs_dense`: the n products that would reveal A.
     - `condition`: how much rounding is amplified (exact methods only): the condition number of the
@@ -59,6 +61,7 @@ class Estimate(eqx.Module):
     effective_sample_size: Float[Array, ""] | None = None
     max_weight_share: Float[Array, ""] | None = None
     spread: Float[Array, ""] | None = None
+    num_pooled: Float[Array, ""] | None = None
     equal_weights: Bool[Array, ""] | None = None
     tail: Float[Array, " tail"] | None = None
     condition: Float[Array, ""] | None = None
@@ -105,7 +108,8 @@ class Estimate(eqx.Module):
         if self.status == "unreliable":
             return None
         value, error = float(self.log_abs_det), float(self.standard_error)
-        freedom = self.num_groups - 1 if self.num_groups > 1 else math.inf
+        num_draws = self._num_draws()
+        freedom = num_draws - 1 if num_draws > 1 else math.inf
         t = 1.96 if math.isinf(freedom) else float(scipy.stats.t.ppf(0.975, freedom))
         return value - t * error, value + t * error
 
@@ -134,7 +138,7 @@ class Estimate(eqx.Module):
             verdict.Figures(
                 log_abs_det=float(self.log_abs_det),
                 standard_error=error,
-                num_groups=self.num_groups,
+                num_groups=self._num_draws(),
                 equal_weights=bool(self.equal_weights),
                 effective_sample_size=_number(self.effective_sample_size),
                 max_weight_share=_number(self.max_weight_share),
@@ -267,6 +271,9 @@ class Estimate(eqx.Module):
             num_matvecs=self.num_matvecs + num,
             num_transposed=self.num_transposed + num_transposed,
         )
+
+    def _num_draws(self) -> int:
+        return self.num_groups if self.num_pooled is None else round(float(self.num_pooled))
 
     def _is_batch_or_traced(self) -> bool:
         return isinstance(self.log_abs_det, Tracer) or np.ndim(self.log_abs_det) > 0

@@ -7,6 +7,7 @@ from jaxtyping import Array, Float, PRNGKeyArray
 
 from . import sphere
 from .flows.base import AbstractSphereMap, dtype_of
+from .flows.conditional import Given
 
 
 class Proposal(eqx.Module):
@@ -21,6 +22,10 @@ class Proposal(eqx.Module):
     def n(self) -> int:
         """The dimension of the space around the sphere."""
         return self.flow.n
+
+    def given(self, context: Float[Array, " c"]) -> "Proposal":
+        """The proposal of a conditional flow for one context."""
+        return Proposal(Given(self.flow, context))
 
     def sample_and_log_density(
         self,

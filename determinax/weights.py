@@ -13,7 +13,7 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import lineax as lx
-from jaxtyping import Array, Float, PRNGKeyArray
+from jaxtyping import Array, ArrayLike, Float, Int, PRNGKeyArray
 
 from determinax import sphere
 from determinax.operators import OperatorError, columns, host_operators, is_traced
@@ -88,6 +88,25 @@ def draw(key: PRNGKeyArray, n: int, num_groups: int, group_size: int, dtype) -> 
     return jnp.moveaxis(frames, 0, 1).reshape(n, num_groups * group_size)
 
 
+def directions(
+    key: PRNGKeyArray,
+    index: Int[ArrayLike, ""],
+    n: int,
+    plan: Plan,
+    dtype: Any,
+    proposal: Proposal | DefensiveMixture | None = None,
+) -> tuple[Float[Array, "n num"], Float[Array, " num"]]:
+    """The directions of chunk `index` and their log-densities: constants for any gradient."""
+    chunk_key = jax.random.fold_in(key, index)
+    points = draw(chunk_key, n, plan.groups_per_chunk, plan.group_size, dtype)
+    log_q = jnp.zeros(points.shape[1], dtype)
+    if proposal is not None:
+        points, log_q = proposal.push(points, jax.random.fold_in(chunk_key, 1))
+        # a proposal that was made from A must not let A's gradient in by the back door
+        points, log_q = jax.lax.stop_gradient((points.astype(dtype), log_q.astype(dtype)))
+    return points, log_q
+
+
 def fold(
     operator: lx.AbstractLinearOperator,
     key: PRNGKeyArray,
@@ -120,12 +139,7 @@ def _chunks(operator, key, plan, update, state, start, stop, proposal):
 
     @jax.checkpoint  # backwards, a chunk is drawn anew instead of being kept
     def step(index, state):
-        chunk_key = jax.random.fold_in(key, index)
-        points = draw(chunk_key, n, plan.groups_per_chunk, plan.group_size, dtype)
-        log_q = 0.0
-        if proposal is not None:
-            points, log_q = proposal.push(points, jax.random.fold_in(chunk_key, 1))
-            points, log_q = points.astype(dtype), log_q.astype(dtype)
+        points, log_q = directions(key, index, n, plan, dtype, proposal)
         # the barrier: XLA would compute the logs anew for each of the dozen sums that read them
         log_w = jax.lax.optimization_barrier(log_weights(operator, points, log_q))
         return update(state, log_w.reshape(plan.groups_per_chunk, plan.group_size))

@@ -3,6 +3,8 @@
 import pathlib
 import re
 
+import pytest
+
 ROOT = pathlib.Path(__file__).parent.parent
 BLOCK = re.compile(r"```python\n(.*?)```(?:\s*```text\n(.*?)```)?", re.DOTALL)
 
@@ -17,3 +19,13 @@ def test_the_readme_runs_and_prints_what_it_says(capsys, tmp_path, monkeypatch):
         printed = capsys.readouterr().out
         if expected:
             assert printed.strip() == expected.strip()
+
+
+@pytest.mark.slow
+def test_the_training_loop_page_runs():
+    text = (ROOT / "docs" / "training_loop.md").read_text()
+    blocks = [code for code, _ in BLOCK.findall(text)]
+    assert len(blocks) >= 6
+    namespace = {}
+    for code in blocks:
+        exec(compile(code, "training_loop.md", "exec"), namespace)

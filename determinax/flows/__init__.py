@@ -7,6 +7,8 @@ from .base import AbstractSphereMap as AbstractSphereMap
 from .base import Constant as Constant
 from .base import trainable as trainable
 from .chain import Chain as Chain
+from .conditional import ConditionalLinear as ConditionalLinear
+from .conditional import Given as Given
 from .conditioners import Conditioner as Conditioner
 from .cylinder import Circle as Circle
 from .cylinder import CylinderAutoregressive as CylinderAutoregressive
@@ -27,6 +29,7 @@ from .linear import Product as Product
 from .linear import ProjectiveLinear as ProjectiveLinear
 from .linear import Triangular as Triangular
 from .moebius import MoebiusMixture as MoebiusMixture
+from .recipes import conditional_linear as conditional_linear
 from .recipes import cylinder as cylinder
 from .recipes import exponential_polynomial as exponential_polynomial
 from .recipes import exponential_radial as exponential_radial

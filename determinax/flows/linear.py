@@ -346,13 +346,14 @@ class ProjectiveLinear(AbstractSphereMap):
         self.n, self.context_size = factor.n, 0
 
     def _forward(self, s, context):
-        return _project(self.factor.multiply(s), self.factor.log_abs_det())
+        return project(self.factor.multiply(s), self.factor.log_abs_det())
 
     def _inverse(self, s, context):
-        return _project(self.factor.solve(s), -self.factor.log_abs_det())
+        return project(self.factor.solve(s), -self.factor.log_abs_det())
 
 
-def _project(x: Array, log_abs_det: Array) -> tuple[Array, Array]:
+def project(x: Array, log_abs_det: Array) -> tuple[Array, Array]:
+    r"""The direction of $x = Mz$ for a unit vector z, and the log-determinant of $z \mapsto x/\|x\|$."""
     norm = jnp.linalg.norm(x, axis=0)
     return x / norm, log_abs_det - x.shape[0] * jnp.log(norm)
 

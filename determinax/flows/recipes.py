@@ -11,9 +11,10 @@ from jaxtyping import Array, PRNGKeyArray
 from .. import sphere
 from .base import AbstractCircleMap, AbstractSphereMap
 from .chain import Chain
+from .conditional import ConditionalLinear
 from .cylinder import Circle, CylinderAutoregressive, CylinderCoupling
 from .exponential import ExponentialMap, Polynomial, Radial
-from .linear import ProjectiveLinear, Triangular
+from .linear import AbstractFactor, DiagonalLowRank, ProjectiveLinear, Triangular
 from .moebius import MoebiusMixture
 from .rotation import Rotation
 from .splines import CircularSpline, IntervalSpline
@@ -106,6 +107,40 @@ def projective_linear(n: int, *, dtype: DTypeLike | None = None) -> ProjectiveLi
     r"""$s = Mz/\|Mz\|$ with triangular $M$: holds the best proposal for $|\det A|$."""
     _check_dimension(n)
     return ProjectiveLinear(Triangular(n, dtype=jnp.result_type(float) if dtype is None else dtype))
+
+
+def conditional_linear(
+    n: int,
+    *,
+    key: PRNGKeyArray,
+    context_size: int | None = None,
+    rank: int | None = None,
+    base: AbstractFactor | None = None,
+    hidden: tuple[int, ...] = (64, 64),
+    dtype: DTypeLike | None = None,
+) -> ConditionalLinear:
+    r"""$s = M(c)z/\|M(c)z\|$ with $M(c) = M_0 R(c)$: a proposal for the Jacobian at every point c.
+
+    R is triangular, which holds the best M for every c; with `rank` it is a diagonal and a term of
+    low rank, for large n. Starts at $M_0$ (`base`, the trainable identity by default). The context is
+    a point of $\mathbb{R}^n$ by default.
+    """
+    _check_dimension(n)
+    dtype = jnp.result_type(float) if dtype is None else dtype
+    first, second = jax.random.split(key)
+    part: AbstractFactor = Triangular(n, dtype=dtype)
+    if rank is not None:
+        part = DiagonalLowRank(n, rank, dtype=dtype)
+        # one side at random: were both zero, neither would have a gradient
+        left = jax.random.normal(first, (n, rank), dtype) / n**0.5
+        part = eqx.tree_at(lambda p: p.left, part, left)
+    return ConditionalLinear(
+        Triangular(n, dtype=dtype) if base is None else base,
+        part,
+        context_size=n if context_size is None else context_size,
+        key=second,
+        hidden=hidden,
+    )
 
 
 # jitted: drawing array by array would compile dozens of small functions

@@ -87,14 +87,26 @@ def sample(
     moments = weights.fold(operator, key, plan, mo.update, moments, advance, proposal)
     require_finite_products(moments)
     spent += Products(plan.num_samples)
+    return summarise(operator, moments, plan, name, method.directions, spent)
+
+
+def summarise(
+    operator: lx.AbstractLinearOperator,
+    moments: mo.Moments,
+    plan: weights.Plan,
+    name: str,
+    directions: weights.Directions,
+    spent: Products,
+) -> es.Estimate:
+    """The estimate from the moments of all weights."""
     return es.from_moments(
         moments,
         num_groups=plan.num_groups,
         groups_per_chunk=plan.groups_per_chunk,
-        n=n,
+        n=operator.in_size(),
         factor=ops.log_det_factor(operator),
         group_size=plan.group_size,
-        method=f"{name}, {plan.num_samples:,} {method.directions}",
+        method=f"{name}, {plan.num_samples:,} {directions}",
         num_matvecs=spent.total,
         num_transposed=spent.transposed,
         num_matvecs_dense=ops.rows_columns(operator)[1],

@@ -93,16 +93,8 @@ class Variational(AbstractMethod):
         progress: Report | None = None,
     ) -> Estimate:
         """Stream the weights of the proposal and sum them up."""
-        key = require_key(key, "Variational")
-        if self.proposal.n != operator.in_size():
-            raise ValueError(
-                f"the proposal lives in {self.proposal.n} dimensions and the operator takes "
-                f"vectors of {operator.in_size()}: fit a proposal to this operator"
-            )
-        proposal = self.proposal
-        if self.defensive:
-            proposal = DefensiveMixture(proposal, self.defensive)
-        main_key, lower_key = jax.random.split(key)
+        proposal = self.sampled(operator)
+        main_key, lower_key = self.keys(key)
         solve = self.solve or (_dense_solve(operator) if _has_density(self.proposal) else None)
         lower = {}
         if solve is not None:
@@ -124,6 +116,21 @@ class Variational(AbstractMethod):
             progress=progress,
         )
         return dataclasses.replace(estimate, **lower)
+
+    def sampled(self, operator: lx.AbstractLinearOperator) -> Proposal | DefensiveMixture:
+        """What directions are drawn from, seen to be of the operator's dimension."""
+        if self.proposal.n != operator.in_size():
+            raise ValueError(
+                f"the proposal lives in {self.proposal.n} dimensions and the operator takes "
+                f"vectors of {operator.in_size()}: fit a proposal to this operator"
+            )
+        return DefensiveMixture(self.proposal, self.defensive) if self.defensive else self.proposal
+
+    @staticmethod
+    def keys(key: PRNGKeyArray | None) -> tuple[PRNGKeyArray, PRNGKeyArray]:
+        """The key of the weights, and that of the lower bound."""
+        first, second = jax.random.split(require_key(key, "Variational"))
+        return first, second
 
 
 def _has_density(proposal: Proposal) -> bool:

@@ -188,25 +188,39 @@ def _transform(optimiser: Callable, learning_rate: Any) -> optax.GradientTransfo
     return optimiser(learning_rate)
 
 
+class Step(NamedTuple):
+    """What one step saw: the loss and log-weights before it, and whether it was taken."""
+
+    loss: Float[Array, ""]
+    log_w: Float[Array, " batch"]
+    finite: Array
+
+
+def take_step(loss: Loss, transform, static, state: State, key: PRNGKeyArray) -> tuple[State, Step]:
+    """One step of the optimiser; undone where the loss or its gradient is not finite."""
+
+    def of_parameters(parameters):
+        return loss(eqx.combine(parameters, static), key)
+
+    (value, log_w), gradient = jax.value_and_grad(of_parameters, has_aux=True)(state.parameters)
+    updates, optimiser = transform.update(gradient, state.optimiser, state.parameters)
+    proposed = State(optax.apply_updates(state.parameters, updates), optimiser)
+    finite = jnp.isfinite(value) & jnp.isfinite(optax.tree.norm(gradient))
+    kept = jax.tree.map(lambda new, old: jnp.where(finite, new, old), proposed, state)
+    return kept, Step(value, log_w, finite)
+
+
 @eqx.filter_jit
 def _run(loss: Loss, transform, static, state: State, key: PRNGKeyArray, start, stop):
     """Steps `start` to `stop`, and their records at the beginning of buffers."""
 
-    def of_parameters(parameters, key):
-        return loss(eqx.combine(parameters, static), key)
-
-    def step(i, carry):
+    def body(i, carry):
         state, buffers = carry
-        (value, log_w), gradient = jax.value_and_grad(of_parameters, has_aux=True)(
-            state.parameters, jax.random.fold_in(key, i)
-        )
-        updates, optimiser = transform.update(gradient, state.optimiser, state.parameters)
-        proposed = State(optax.apply_updates(state.parameters, updates), optimiser)
-        finite = jnp.isfinite(value) & jnp.isfinite(optax.tree.norm(gradient))
-        kept = jax.tree.map(lambda new, old: jnp.where(finite, new, old), proposed, state)
-        record = (value, effective_share(log_w), jnp.std(log_w), finite)
+        state, step = take_step(loss, transform, static, state, jax.random.fold_in(key, i))
+        log_w = step.log_w
+        record = (step.loss, effective_share(log_w), jnp.std(log_w), step.finite)
         j = i - start
-        return kept, tuple(b.at[j].set(x) for b, x in zip(buffers, record, strict=True))
+        return state, tuple(b.at[j].set(x) for b, x in zip(buffers, record, strict=True))
 
     buffers = tuple(jnp.zeros(_CHUNK, dtype) for dtype in _HISTORY.values())
-    return jax.lax.fori_loop(start, stop, step, (state, buffers))
+    return jax.lax.fori_loop(start, stop, body, (state, buffers))

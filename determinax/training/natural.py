@@ -8,6 +8,15 @@ $$M \leftarrow M + MZ\,(S^{-1/2} Z^\top - S^{-1} Y^\top)$$
 
 is a block BFGS step on $B^\top B$: the new $BZ$ is orthonormal up to scale. As $Z^\top Y = S$, the
 update multiplies $\det M$ by $\det S^{-1/2} = 1$: $\log|\det M|$ never changes.
+
+Once $M$ is $A^{-1}$ up to scale, not just up to scale and rotation, forward products tell more: with
+$W$ over its scale, $W - Z$ is what the frame misses of $B = I$, and
+
+$$M \leftarrow M\,(I + (W - Z)Z^\top)^{-1}$$
+
+is Broyden's update: the new $M$ takes $W = A\,MZ$ back to $MZ$, and $\|B - I\|_F^2$ loses its share $k/n$
+a step, where the block BFGS step without a transpose takes $(k/n)^2$ of $\|B^\top B - I\|_F^2$. That is
+what follows an operator that moves. It multiplies $\det M$ by $1/\det(Z^\top W)$.
 """
 
 import math
@@ -227,7 +236,7 @@ def _run(operator, transpose, state: _State, key, bounds, tolerance, k: int):
         state, record = carry
         n = state.matrix.shape[0]
         z = sphere.frame(jax.random.fold_in(key, state.step), n, k, state.matrix.dtype)
-        matrix, log_w = _update(operator, transpose, state.matrix, state.log_abs_det, z)
+        matrix, log_w = secant_update(operator, transpose, state.matrix, state.log_abs_det, z)
         fresh = jnp.concatenate([log_w, state.fresh])[: len(state.fresh)]
         spread = jnp.std(fresh)
         entry = {**_look(log_w), "spread": spread}
@@ -251,24 +260,93 @@ def _look(log_w: Float[Array, " num"]) -> dict[str, Array]:
     }
 
 
-def _update(operator, transpose, matrix, log_abs_det, z):
+def secant_update(operator, transpose, matrix, log_abs_det, z):
     """The updated M, and the log-weights of the frame under the M before it."""
-    n = z.shape[0]
     moved = _mm(matrix, z)
+    images = _images(operator, moved)
+    values, vectors = images.values, images.vectors
+    if transpose is not None:
+        y = _mm(matrix.T, ops.columns(transpose, images.scaled) / images.scale)
+        change = _mm(_power(images, -1), z.T) - _mm(_power(images, -2), y.T)
+    elif images.scaled.shape == z.shape == matrix.shape:
+        # all is known: of the equally good M that differ by a rotation, A^{-1} up to scale
+        left = _mm(images.scaled, vectors / values)
+        change = _mm(vectors / values, left.T) - z.T
+    else:
+        change = _mm(_power(images, -1), z.T) - z.T
+    return matrix + _mm(moved, change), log_abs_det - z.shape[0] * images.log_norms
+
+
+def tracking_update(operator, matrix, log_abs_det, z):
+    r"""The updated M, its log-determinant, and the log-weights of the frame under the M before it.
+
+    Broyden's update where the frame says that $\|B - I\|_F$ is below 1; elsewhere the secant update,
+    and a rotation towards $B = I$, which costs nothing. Forward products only.
+    """
+    n, k = z.shape
+    moved = _mm(matrix, z)
+    images = _images(operator, moved)
+    log_w = log_abs_det - n * images.log_norms
+    if images.scaled.shape != z.shape:  # a tall operator has no inverse
+        change = _mm(_power(images, -1), z.T) - z.T
+        return matrix + _mm(moved, change), log_abs_det, log_w
+
+    def broyden():
+        inner = _mm(z.T, images.scaled)
+        missed = _mm(matrix, images.scaled - z)
+        new = matrix - _mm(missed, jnp.linalg.solve(inner, z.T))
+        return new, log_abs_det - jnp.linalg.slogdet(inner)[1]
+
+    def secant():
+        root = _power(images, -1)
+        new = matrix + _mm(moved, _mm(root, z.T) - z.T)
+        return _turned(new, z, _mm(images.scaled, root)), log_abs_det
+
+    # the second: so that the singular values of Z^T W are above 1/2
+    is_near = jnp.sum((images.scaled - z) ** 2) < min(k / n, 0.25)
+    return *jax.lax.cond(is_near, broyden, secant), log_w
+
+
+def _turned(matrix, z: Float[Array, "n k"], u: Float[Array, "n k"]) -> Float[Array, "n n"]:
+    r"""$M O^\top$ for the least rotation with $OZ = U$, of orthonormal frames.
+
+    The product of the reflections in Z and in the subspace half-way is the rotation that takes one
+    span to the other by the shortest path; what is left is a turn within the span of U.
+    """
+    left, cosines, right = jnp.linalg.svd(_mm(z.T, u))
+    turn = _mm(left, right)
+    nearest = _mm(u, turn.T)
+    middle = _mm(z + nearest, left / jnp.sqrt(2 + 2 * cosines))
+    for frame in (z, middle):
+        matrix = 2 * _mm(_mm(matrix, frame), frame.T) - matrix
+    identity = jnp.eye(z.shape[1], dtype=z.dtype)
+    return matrix + _mm(_mm(_mm(matrix, nearest), turn.T - identity), nearest.T)
+
+
+class _Images(NamedTuple):
+    """Products with a frame: log-norms, and what they are over the geometric mean of their size."""
+
+    log_norms: Float[Array, " k"]
+    scaled: Float[Array, "m k"]
+    scale: Float[Array, ""]
+    values: Float[Array, " k"]  # singular values of `scaled`
+    vectors: Float[Array, "k k"]  # its right singular vectors
+
+
+def _images(operator, moved: Float[Array, "n k"]) -> _Images:
     images = ops.columns(operator, moved)
     log_norms = weights.log_norm(images)
     # first without their size, whose square may overflow; then over the geometric mean
     size = jnp.exp(jnp.mean(log_norms))
     values, vectors = _singular(images / size)
     mean = jnp.exp(jnp.mean(jnp.log(values)))
-    values, scale = values / mean, size * mean
-    root = _mm(vectors / values, vectors.T)
-    if transpose is None:
-        change = _mm(root, z.T) - z.T
-    else:
-        y = _mm(matrix.T, ops.columns(transpose, images / scale) / scale)
-        change = _mm(root, z.T) - _mm(_mm(vectors / values**2, vectors.T), y.T)
-    return matrix + _mm(moved, change), log_abs_det - n * log_norms
+    scale = size * mean
+    return _Images(log_norms, images / scale, scale, values / mean, vectors)
+
+
+def _power(images: _Images, power: int) -> Float[Array, "k k"]:
+    r"""$S^{p/2}$ of the images' Gram matrix S."""
+    return _mm(images.vectors * images.values**power, images.vectors.T)
 
 
 def _singular(images):

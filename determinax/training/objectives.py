@@ -5,6 +5,7 @@ divergence from it: $\mathbb{E}_q[\log q(s) + n\log\|As\|] = \log|\det A| + \mat
 """
 
 import functools
+from collections.abc import Callable
 from typing import Any, Literal
 
 import equinox as eqx
@@ -114,40 +115,66 @@ class Objective(eqx.Module):
         self, flow: AbstractSphereMap, key: PRNGKeyArray
     ) -> tuple[Float[Array, ""], Float[Array, " batch"]]:
         """Minus the mean log-weight, and the log-weights."""
-        points, log_q = Proposal(flow).sample_columns(key, self.batch_size)
-        if self.gradient == "forward":
-            points, log_q = jax.lax.stop_gradient((points, log_q))
-        if self.gradient == "path":
-            log_q = Proposal(_held(flow)).log_density_columns(points)
-        log_w = -flow.n * log_norm(self._product(points)) - log_q
-        value = -jnp.mean(log_w)
-        if self.gradient == "forward":
-            likelihood = jax.nn.softmax(log_w) @ Proposal(flow).log_density_columns(points)
-            # the value of the objective with the gradient of the weighted likelihood
-            value = value - (likelihood - jax.lax.stop_gradient(likelihood))
-        return value, jax.lax.stop_gradient(log_w)
-
-    def _product(self, points: Array) -> Array:
-        points = points.astype(self.operator.in_structure().dtype)
-        return _product(points, (self.operator, self.transpose))
+        product = product_with(self.operator, self.transpose)
+        return objective(flow, key, self.batch_size, product, self.gradient)
 
 
-# the gradient of a product is a product with the transpose: one for one, for every operator
+def objective(
+    flow: AbstractSphereMap,
+    key: PRNGKeyArray,
+    batch_size: int,
+    product: Callable[[Array], Array],
+    gradient: Gradient,
+    context: Float[Array, "c batch"] | None = None,
+) -> tuple[Float[Array, ""], Float[Array, " batch"]]:
+    """Minus the mean log-weight, with one of three gradients, and the log-weights.
+
+    `product` multiplies points, a column each, with their operators; `context` has a column for each.
+    """
+    points, log_q = Proposal(flow).sample_columns(key, batch_size, context)
+    if gradient == "forward":
+        points, log_q = jax.lax.stop_gradient((points, log_q))
+    if gradient == "path":
+        log_q = Proposal(held(flow)).log_density_columns(points, context)
+    log_w = -flow.n * log_norm(product(points)) - log_q
+    value = -jnp.mean(log_w)
+    if gradient == "forward":
+        likelihood = jax.nn.softmax(log_w) @ Proposal(flow).log_density_columns(points, context)
+        # the value of the objective with the gradient of the weighted likelihood
+        value = value - (likelihood - jax.lax.stop_gradient(likelihood))
+    return value, jax.lax.stop_gradient(log_w)
+
+
+def product_with(
+    operator: lx.AbstractLinearOperator,
+    transpose: lx.AbstractLinearOperator | None,
+    images: Float[Array, "m num"] | None = None,
+) -> Callable[[Array], Array]:
+    """Products whose gradient is a product with the transpose: one for one, for every operator.
+
+    Where the `images` of the points are known already, they are taken as they are.
+    """
+    dtype = operator.in_structure().dtype
+    return lambda points: _product(points.astype(dtype), (operator, transpose, images))
+
+
 @eqx.filter_custom_vjp
-def _product(points, operators):
-    return ops.columns(operators[0], points)
+def _product(points, known):
+    operator, _, images = known
+    return ops.columns(operator, points) if images is None else images
 
 
 @_product.def_fwd
-def _product_forward(_, points, operators):
-    return _product(points, operators), None
+def _product_forward(_, points, known):
+    return _product(points, known), None
 
 
 @_product.def_bwd
-def _product_backward(_, cotangents, __, points, operators):
-    return ops.columns(operators[1], cotangents).astype(points.dtype)
+def _product_backward(_, cotangents, __, points, known):
+    return ops.columns(known[1], cotangents).astype(points.dtype)
 
 
-def _held(flow: AbstractSphereMap) -> AbstractSphereMap:
-    arrays, rest = eqx.partition(flow, eqx.is_array)
+def held(tree: Any) -> Any:
+    """The tree with constants for arrays: no gradient passes."""
+    arrays, rest = eqx.partition(tree, eqx.is_array)
     return eqx.combine(jax.lax.stop_gradient(arrays), rest)

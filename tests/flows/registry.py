@@ -79,6 +79,22 @@ def _product(n, dtype):
     return flows.Product([flows.Triangular(n, dtype=dtype), band, flows.Diagonal(n, dtype=dtype)])
 
 
+def _conditional(rank=None, base=None):
+    def make(n, key, dtype):
+        f = flows.conditional_linear(
+            n,
+            key=key,
+            context_size=3,
+            rank=rank,
+            base=base and base(n, dtype=dtype),
+            hidden=(8,),
+            dtype=dtype,
+        )
+        return flows.Given(f, jnp.array([0.5, -1.0, 0.2], dtype))
+
+    return make
+
+
 REGISTRY = {
     "circle-moebius": Entry(_layer("circle", "moebius"), (2,)),
     "circle-moebius-learned": Entry(_layer("circle", "moebius", "learned"), (2,)),
@@ -111,6 +127,8 @@ REGISTRY = {
     ),
     "projective-banded": Entry(_projective(_banded)),
     "projective-product": Entry(_projective(_product), (3, 10)),
+    "conditional-triangular": Entry(_conditional(base=_dense), (3, 10)),
+    "conditional-low-rank": Entry(_conditional(rank=2), (2, 10)),
     "exponential-polynomial": Entry(
         lambda n, key, dtype: flows.ExponentialMap(flows.Polynomial(n, key=key, dtype=dtype))
     ),

@@ -1,0 +1,125 @@
+r"""Maps that depend on a context: linear ones whose matrix a network gives, and any with it given."""
+
+from collections.abc import Callable
+
+import equinox as eqx
+import jax
+import jax.flatten_util
+import jax.numpy as jnp
+from jaxtyping import Array, Float, PRNGKeyArray
+
+from .base import AbstractSphereMap, Constant, dtype_of, trainable
+from .conditioners import Conditioner
+from .linear import AbstractFactor, Product, project
+
+
+class ConditionalLinear(AbstractSphereMap):
+    r"""$s = M(c)z/\|M(c)z\|$ with $M(c) = M_0\,R(c)$: a global matrix, corrected for every context.
+
+    `part` says of which family R is: `Triangular(n)` (holds the best M for every context, and makes
+    the network's last layer wide: $n^2$), `DiagonalLowRank(n, rank)`, `Diagonal(n)`, or a `Product`
+    of such. A ReLU network of the context gives what is added to its parameters; its last layer
+    starts at zero, so that R starts as `part` is: the identity, unless you say otherwise.
+
+    **Arguments:**
+
+    - `base`: $M_0$; a `Dense` one, as `fit_linear` finds it at a typical context, stays as it is, and
+        a `Triangular` one is trained along.
+    - `part`: R where the network gives zeros.
+    - `context_size`, `hidden`: of the network.
+    """
+
+    base: AbstractFactor
+    part: AbstractFactor
+    network: Conditioner
+    context_size: int = eqx.field(static=True)
+    n: int = eqx.field(static=True)
+
+    def __init__(
+        self,
+        base: AbstractFactor,
+        part: AbstractFactor,
+        *,
+        context_size: int,
+        key: PRNGKeyArray,
+        hidden: tuple[int, ...] = (64, 64),
+    ):
+        if base.n != part.n:
+            raise ValueError(f"base has n = {base.n} and part n = {part.n}: make them equal")
+        if context_size < 1:
+            raise ValueError(f"context_size must be 1 or more, not {context_size}")
+        size = _ravel(part)[0].size
+        if size == 0:
+            raise ValueError(
+                f"a {type(part).__name__} has no parameters for a network to move: take Triangular(n) "
+                "or DiagonalLowRank(n, rank) as part"
+            )
+        network = Conditioner(
+            0,
+            1,
+            size,
+            key=key,
+            hidden=tuple(hidden),
+            context_size=context_size,
+            dtype=dtype_of(part),
+        )
+        # zeros in the last layer rather than the gate: every output finds its own way from the start
+        self.network = eqx.tree_at(
+            lambda net: (net.gate, net.weights[-1], net.biases[-1]),
+            network,
+            replace_fn=lambda a: jnp.ones_like(a) if a.ndim == 0 else jnp.zeros_like(a),
+        )
+        self.base, self.part = base, part
+        self.context_size, self.n = context_size, base.n
+
+    def factor(self, context: Float[Array, " c"]) -> Product:
+        r"""$M(c)$ for one context."""
+        flat, unravel = _ravel(self.part)
+        nothing = jnp.zeros(0, flat.dtype)
+        moved = self.network(nothing, context.astype(flat.dtype))[:, 0]
+        return Product([self.base, unravel(flat + moved)])
+
+    def _forward(self, s, context):
+        return self._apply(s, context, lambda m, z: project(m.multiply(z), m.log_abs_det()))
+
+    def _inverse(self, s, context):
+        return self._apply(s, context, lambda m, z: project(m.solve(z), -m.log_abs_det()))
+
+    def _apply(self, s, context, act):
+        if context.ndim == 1:  # one matrix for all points
+            return act(self.factor(context), s)
+        columns, contexts = s.reshape(self.n, -1), context.reshape(self.context_size, -1)
+        moved, log_det = jax.vmap(
+            lambda z, c: act(self.factor(c), z), in_axes=-1, out_axes=(-1, -1)
+        )(columns, contexts)
+        return moved.reshape(s.shape), log_det.reshape(s.shape[1:])
+
+
+def _ravel(part: AbstractFactor) -> tuple[Array, Callable[[Array], AbstractFactor]]:
+    """The parameters in one vector, and the factor for any such vector."""
+    parameters, rest = eqx.partition(part, trainable(part))
+    flat, unravel = jax.flatten_util.ravel_pytree(parameters)
+    return flat, lambda flat: eqx.combine(unravel(flat), rest)
+
+
+class Given(AbstractSphereMap):
+    """A conditional map with its context filled in."""
+
+    flow: AbstractSphereMap
+    context: Constant
+    context_size: int = eqx.field(static=True)
+    n: int = eqx.field(static=True)
+
+    def __init__(self, flow: AbstractSphereMap, context: Float[Array, " c"]):
+        if context.shape != (flow.context_size,):
+            raise ValueError(
+                f"a context of shape {context.shape} is not one of {flow.context_size} numbers"
+            )
+        self.flow, self.context = flow, Constant(context)
+        self.n, self.context_size = flow.n, 0
+
+    def _forward(self, s, context):
+        return self.flow.forward(s, self.context())
+
+    def _inverse(self, s, context):
+        return self.flow.inverse(s, self.context())

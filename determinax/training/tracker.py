@@ -1,0 +1,248 @@
+"""An operator that moves: estimate with what is known of it, learn from the same products."""
+
+from typing import Any, Literal
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import lineax as lx
+import optax
+from jaxtyping import Array, Float, Int, PRNGKeyArray
+
+from determinax import flows, sphere, verdict, weights
+from determinax import moments as mo
+from determinax import operators as ops
+from determinax.estimate import Estimate
+from determinax.flows import trainable
+from determinax.methods.base import require_key, whole_number
+from determinax.operators import Products
+from determinax.proposals import Proposal
+from determinax.training.loop import Fit, State, take_step
+from determinax.training.natural import tracking_update
+from determinax.training.objectives import held, objective, product_with
+
+# steps over which the spread of log-weights is pooled: it changes no faster than the proposal
+_MEMORY = 32
+
+
+class Tracker(eqx.Module):
+    r"""Follows the log-determinant of an operator that changes a little every step.
+
+    Each `step` draws directions from the proposal as it is, so that the weights are fresh and their
+    mean is $1/|\det A|$ without bias, and then updates the proposal from the very same products:
+
+    - a dense M, as `fit_linear` gives it: by linear algebra, on an orthonormal frame of k directions,
+        with forward products only and O(n^2 k) beside them. While $M \approx A^{-1}$ up to scale (as
+        after `fit_linear` with full frames, the default) by Broyden's update, which takes a share k/n
+        of what M misses; once that is lost, by the secant update, slower, and turned towards
+        $A^{-1}$. Where the verdict stays bad, call `fit_linear` again.
+    - any other flow: one step of `optimiser` on the path (or total) gradient of the divergence; half
+        of the products are with the transpose.
+
+    A tracker is a pytree of fixed shapes: `step` works under `jax.jit` and as the body of `lax.scan`,
+    and `jax.grad` of the estimate is the self-normalised gradient, with the proposal held fixed.
+
+    **The error bar.** The few directions of one frame cannot tell their own error. The spread of the
+    log-weights within frames is pooled over about 32 steps, and is never taken smaller than that of
+    the frame itself, so that a jump of the operator shows at once; `standard_error` is this spread
+    over $\sqrt{k}$. It presumes that the proposal is about as good as it lately was. The first steps
+    have too few draws to judge, and the verdict says so (`Estimate.num_pooled`).
+
+    **Arguments:**
+
+    - `proposal`: where to start, such as `fit_linear(operator, key=key).proposal`.
+    - `optimiser`: an optax transformation, for flows that are trained by gradients; `optax.adam(1e-3)`
+        by default.
+    - `gradient`: `"path"` or `"total"`, as in `fit`.
+
+    !!! example
+
+        ```python
+        tracker = Tracker.from_fit(fit_linear(operator, key=key))
+        step = jax.jit(lambda tracker, operator, key: tracker.step(operator, key))
+        for i, operator in enumerate(operators):
+            tracker, estimate = step(tracker, operator, jax.random.fold_in(key, i))
+        ```
+
+    References: Broyden (1965), Math. Comp. 19, for the update; Roeder et al. (2017),
+    arXiv:1703.09194, for the path gradient.
+    """
+
+    proposal: Proposal
+    optimiser_state: Any
+    num_steps: Int[Array, ""]
+    num_matvecs: Int[Array, ""]
+    pooled_squares: Float[Array, ""]  # of log-weights about their frame's mean, fading
+    pooled_freedom: Float[Array, ""]  # and how many they are, less one a frame
+    optimiser: optax.GradientTransformation | None = eqx.field(static=True)
+    gradient: Literal["path", "total"] = eqx.field(static=True)
+
+    def __init__(
+        self,
+        proposal: Proposal,
+        optimiser: optax.GradientTransformation | None = None,
+        *,
+        gradient: Literal["path", "total"] = "path",
+    ):
+        if not isinstance(proposal, Proposal):
+            raise TypeError(
+                f"proposal is a Proposal, not a {type(proposal).__name__}: of a fit take "
+                "Tracker.from_fit(fit), of a flow Tracker(Proposal(flow))"
+            )
+        if gradient not in ("path", "total"):
+            raise ValueError(f'gradient is "path" or "total", not {gradient!r}')
+        if _dense_factor(proposal) is not None:
+            if optimiser is not None:
+                raise ValueError(
+                    "a dense M is updated by linear algebra: leave the optimiser out, or use "
+                    "flows.Triangular, which is trained by gradients"
+                )
+        elif optimiser is None:
+            optimiser = optax.adam(1e-3)
+        parameters, _ = eqx.partition(proposal.flow, trainable(proposal.flow))
+        self.proposal, self.optimiser, self.gradient = proposal, optimiser, gradient
+        self.optimiser_state = None if optimiser is None else optimiser.init(parameters)
+        self.num_steps = self.num_matvecs = jnp.zeros((), jnp.int32)
+        self.pooled_squares = self.pooled_freedom = jnp.zeros(())
+
+    @classmethod
+    def from_fit(cls, fit: Fit, optimiser: optax.GradientTransformation | None = None) -> "Tracker":
+        """Go on from what `fit_linear` or `fit` found."""
+        return cls(fit.proposal, optimiser)
+
+    def step(
+        self, operator: Any, key: PRNGKeyArray, num_matvecs: int = 8, *, example: Any = None
+    ) -> tuple["Tracker", Estimate]:
+        """Estimate with the proposal as it is, then update it from the same products.
+
+        **Arguments:**
+
+        - `operator`, `example`: as in `log_abs_det`, but never checked for being linear, which would
+            cost products every step.
+        - `num_matvecs`: products to spend, transposed ones included: as many directions with a dense
+            M, half as many with a flow that is trained by gradients.
+        """
+        entered, _ = ops.admit(operator, example, check_linear=False)
+        ops.require_not_wide(entered)
+        if self.proposal.n != entered.in_size():
+            raise ValueError(
+                f"the tracker lives in {self.proposal.n} dimensions and the operator takes vectors "
+                f"of {entered.in_size()}: start one for this operator"
+            )
+        products = self._products(entered, num_matvecs)
+        key = require_key(key, "Tracker")
+        transpose = None
+        if products.transposed:
+            transpose = ops.require_transpose(
+                entered,
+                "a flow is tracked by gradients, which need products with the transpose: give the "
+                "operator one, or track a dense M, as fit_linear gives it",
+            )
+        run = _step if ops.is_traced((self, entered, key)) else _compiled_step
+        return weights.guarded(run, entered, transpose, self, key, products)
+
+    def _products(self, operator: lx.AbstractLinearOperator, num_matvecs: int) -> Products:
+        num = whole_number(num_matvecs, "num_matvecs", least=2 if self.optimiser is None else 4)
+        if self.optimiser is not None:
+            return Products(num // 2, num // 2)
+        if num > operator.in_size():
+            raise ValueError(
+                f"num_matvecs is at most n = {operator.in_size()}, not {num}: n products reveal A"
+            )
+        return Products(num)
+
+
+def _step(operator, transpose, tracker: Tracker, key, products: Products):
+    if tracker.optimiser is None:
+        proposal, log_w = _follow_by_algebra(operator, tracker.proposal, key, products.forward)
+        optimiser_state = None
+    else:
+        proposal, optimiser_state, log_w = _follow_by_gradients(
+            operator, transpose, tracker, key, products.forward
+        )
+    seen = jax.lax.stop_gradient(log_w)
+    own = jnp.sum((seen - jnp.mean(seen)) ** 2).astype(tracker.pooled_squares.dtype)
+    fade, num = 1 - 1 / _MEMORY, len(log_w) - 1
+    finite = jnp.isfinite(own)
+    squares = fade * tracker.pooled_squares + jnp.where(finite, own, 0)
+    freedom = fade * tracker.pooled_freedom + jnp.where(finite, num, 0)
+    variance = jnp.maximum(squares / freedom, own / num)
+    new = eqx.tree_at(
+        lambda t: (
+            *(t.proposal, t.optimiser_state, t.num_steps, t.num_matvecs),
+            *(t.pooled_squares, t.pooled_freedom),
+        ),
+        tracker,
+        (
+            *(proposal, optimiser_state, tracker.num_steps + 1),
+            *(tracker.num_matvecs + products.total, squares, freedom),
+        ),
+        is_leaf=lambda x: x is None,
+    )
+    return new, _estimate(operator, log_w, variance, freedom, products)
+
+
+_compiled_step = eqx.filter_jit(_step)
+
+
+def _follow_by_algebra(operator, proposal: Proposal, key, num: int):
+    """The proposal updated from a frame, and the frame's log-weights before that."""
+    factor = _dense_factor(proposal)
+    assert factor is not None
+    matrix, log_abs_det = factor.matrix(), factor.log_abs_det()
+    z = sphere.frame(key, proposal.n, num, matrix.dtype)
+    new, new_log_abs_det, log_w = tracking_update(operator, matrix, log_abs_det, z)
+    # an operator that is not finite, or singular, is no reason to forget the others
+    finite = jnp.all(jnp.isfinite(new)) & jnp.isfinite(new_log_abs_det)
+    new = jnp.where(finite, new, matrix).astype(matrix.dtype)
+    new_log_abs_det = jnp.where(finite, new_log_abs_det, log_abs_det).astype(matrix.dtype)
+    return held(Proposal(flows.ProjectiveLinear(flows.Dense(new, new_log_abs_det)))), log_w
+
+
+def _follow_by_gradients(operator, transpose, tracker: Tracker, key, num: int):
+    """Proposal and optimiser after a step on the objective, and the log-weights before it."""
+    points, log_q = held(tracker.proposal).sample_columns(key, num)
+    dtype = operator.in_structure().dtype
+    points, log_q = points.astype(dtype), log_q.astype(dtype)
+    images = ops.columns(operator, points)
+    log_w = -points.shape[0] * weights.log_norm(images) - log_q
+    product = product_with(*held((operator, transpose, images)))
+
+    def loss(flow, key):
+        return objective(flow, key, num, product, tracker.gradient)
+
+    flow = held(tracker.proposal.flow)
+    parameters, static = eqx.partition(flow, trainable(flow))
+    state = State(parameters, tracker.optimiser_state)
+    state, _ = take_step(loss, tracker.optimiser, static, state, key)
+    return Proposal(eqx.combine(state.parameters, static)), state.optimiser, log_w
+
+
+def _estimate(operator, log_w, variance, freedom, products: Products) -> Estimate:
+    factor, num = ops.log_det_factor(operator), len(log_w)
+    value = -factor * mo.log_mean_exp(log_w, axis=0)
+    error = factor * jnp.sqrt(variance / num)
+    rounding = verdict.EQUAL_WEIGHTS * operator.in_size() * float(jnp.finfo(log_w.dtype).eps)
+    return Estimate(
+        log_abs_det=value,
+        standard_error=jnp.maximum(error, rounding),
+        kl_bound=-factor * jnp.mean(log_w),
+        kl_bound_standard_error=error,
+        importance_bound=value,
+        importance_bound_standard_error=error,
+        spread=jnp.sqrt(variance),
+        num_pooled=freedom,
+        method=f"tracker, {num:,} directions a step",
+        num_matvecs=products.total,
+        num_transposed=products.transposed,
+        num_matvecs_dense=ops.rows_columns(operator)[1],
+        num_groups=1,
+        num_batches=1,
+        factor=factor,
+    )
+
+
+def _dense_factor(proposal: Proposal) -> flows.Dense | None:
+    flow = proposal.flow
+    factor = flow.factor if isinstance(flow, flows.ProjectiveLinear) else None
+    return factor if isinstance(factor, flows.Dense) else None
