@@ -1,7 +1,7 @@
 """Maximum likelihood with a free-form invertible network, and log-determinants from 1 product.
 
-Run with `python examples/digits_flow.py` (about half an hour on two cores; `pip install
-scikit-learn` first); `--only "VDE, 1"` picks runs by their beginning, `--steps` shortens them. Runs,
+Run with `python examples/digits_flow.py` (about half an hour on two cores, with
+scikit-learn installed); `--only "VDE, 1"` picks runs by their beginning, `--steps` shortens them. Runs,
 a table and pictures go to docs/results/; runs that are there already are not made again.
 
 The model is a stack of residual blocks x + g(x) on the 8x8 digits that scikit-learn ships, with
@@ -220,7 +220,7 @@ def load_digits() -> tuple[np.ndarray, np.ndarray]:
     """Training and held-out digits, integers from 0 to 16."""
     from sklearn.datasets import load_digits as load
 
-    pixels = np.random.default_rng(0).permutation(load().data)
+    pixels = np.random.default_rng(0).permutation(load(return_X_y=True)[0])
     return pixels[:1437], pixels[1437:]
 
 
