@@ -103,8 +103,8 @@ READING = """\
 Read it so: given `ok`, the interval covers as it should at every condition number and dimension;
 no run was called ok and off by more than 1 nat; the certificate holds far more often than it
 promises. The weak spot is in the third table: one singular value near 0.55 of all others puts the
-weights' variance at the edge of the finite. Most such runs are flagged, but those called ok are
-the lucky ones, and their intervals cover less often than 95 %.
+weights' variance at the edge of the finite. Nearly all such runs are flagged, and the few in a
+hundred that are called ok are those that missed the tail, whose intervals cover less often.
 """
 
 

@@ -51,8 +51,9 @@ INTRODUCTION = """# Round trips
 The largest error of a coordinate after forward and inverse, and of the sum of the two log-dets, over
 4,000 uniform points; every map, float64 and float32, with random parameters of standard deviation
 0.1, 0.3 and 1 (over the square root of a layer's inputs). At 0.1 and 0.3 the tests ask for less than
-1e-9 in float64. Parameters of size 1 are steep: slopes of a spline there range over five orders of
-magnitude, and what a flat stretch loses forward no inverse can bring back.
+1e-9 in float64. Parameters of size 1 make splines so steep that neighbouring points cannot be told
+apart any more where they are flat, and chains of them multiply that: what forward rounds away, no
+inverse brings back.
 Made by `python benchmarks/round_trip.py`.
 
 """
