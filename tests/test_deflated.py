@@ -9,7 +9,6 @@ import scipy.sparse.linalg
 from determinax import (
     Deflated,
     Exact,
-    Lanczos,
     MonteCarlo,
     OperatorError,
     log_abs_det,
@@ -68,9 +67,8 @@ def test_tall_and_complex_operators():
         )
 
 
-@pytest.mark.parametrize("inner", [MonteCarlo(8), Lanczos(2, 4)])
-def test_the_error_falls_with_the_complement(inner):
-    a = gaussian(40)
+def test_the_error_falls_with_the_complement():
+    a, inner = gaussian(40), MonteCarlo(8)
     truth = np.linalg.slogdet(a)[1]
 
     def error(k):

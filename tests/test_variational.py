@@ -30,7 +30,7 @@ def test_the_best_proposal_needs_one_sample():
 def test_any_proposal_is_unbiased(directions, defensive):
     method = dx.Variational(NEAR, 20_000, directions, defensive=defensive)
     estimate = dx.log_abs_det(LOWER, method, key=KEY)
-    assert estimate.status == "ok"
+    assert estimate.status in ("ok", "warn")
     assert 0 < estimate.standard_error < 0.01
     assert abs(estimate.log_abs_det - TRUTH) < 4 * estimate.standard_error
     assert estimate.num_matvecs == 20_000 + 1000  # the lower bound's
