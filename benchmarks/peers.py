@@ -349,8 +349,9 @@ with its transpose, of pilots and of checks, all count. matfree, imate and prima
 Lanczos quadrature; each is shown at the best of depths 2, 5, 10 and 20 in hindsight, which nobody
 knows beforehand. CoLA (0.0.7) cannot be held to such budgets: whatever batch size it is given, it
 draws min(100, n) probes. imate takes matrices only and hangs on tall ones, where it is left out.
-primate's answer is NaN at times, which counts as an infinite error. With n products `Exact()` and `Deflated(n)` are exact on all of these; the dotted
-lines below stand there. Made by `python benchmarks/peers.py`.
+primate's answer is NaN at times, which counts as an infinite error. With n products `Exact()` and
+`Deflated(n)` are exact on all of these; the dotted lines below stand there. Made by
+`python benchmarks/peers.py`.
 
 ![error against products](peers_products.png)
 ![error against seconds](peers_seconds.png)
