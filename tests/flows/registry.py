@@ -171,7 +171,28 @@ def case(name: str, n: int, *more, slow: bool = False):
     return pytest.param(name, n, *more, id="-".join(map(str, (name, n, *more))), marks=marks)
 
 
+# float32 is compiled anew: one map of each kind, the rest in `make test-slow`
+_FLOAT32 = {
+    "circle-moebius",
+    "coupling-1-spline",
+    "autoregressive-moebius-learned",
+    "projective-linear",
+    "exponential-radial",
+}
+
+
 every_map = pytest.mark.parametrize(("name", "n"), [case(name, n) for name, n in CASES])
+every_map_in_float32 = pytest.mark.parametrize(
+    ("name", "n"), [case(name, n, slow=name not in _FLOAT32) for name, n in CASES]
+)
+every_map_and_dtype = pytest.mark.parametrize(
+    ("name", "n", "dtype"),
+    [
+        case(name, n, dtype, slow=dtype == "float32" and name not in _FLOAT32)
+        for name, n in CASES
+        for dtype in ("float32", "float64")
+    ],
+)
 every_dtype = pytest.mark.parametrize("dtype", ["float32", "float64"])
 
 

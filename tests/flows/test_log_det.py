@@ -4,7 +4,16 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from .registry import MODERATE, build, every_map, forward, inverse, jit, points
+from .registry import (
+    MODERATE,
+    build,
+    every_map,
+    every_map_in_float32,
+    forward,
+    inverse,
+    jit,
+    points,
+)
 
 
 def _tangent_basis(x):
@@ -26,13 +35,14 @@ def _by_autodiff(f, s):
 
 @every_map
 def test_log_det_matches_autodiff_in_tangent_bases(name, n):
-    s = points(n, "float64", 10)
+    s = points(n, "float64")
     for scale in MODERATE:
         f = build(name, n, "float64", scale)
-        np.testing.assert_allclose(forward(f, s)[1], _by_autodiff(f, s), atol=1e-8)
+        expected = _by_autodiff(f, s[:, :10])
+        np.testing.assert_allclose(forward(f, s)[1][:10], expected, atol=1e-8)
 
 
-@every_map
+@every_map_in_float32
 def test_float32_agrees_with_float64(name, n):
     s32, s64 = points(n, "float32"), points(n, "float64")
     for map_ in (forward, inverse):

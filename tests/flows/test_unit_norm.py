@@ -2,11 +2,10 @@
 
 import numpy as np
 
-from .registry import SCALES, build, every_dtype, every_map, forward, inverse, points
+from .registry import SCALES, build, every_map_and_dtype, forward, inverse, points
 
 
-@every_dtype
-@every_map
+@every_map_and_dtype
 def test_points_stay_on_the_sphere(name, n, dtype):
     s = points(n, dtype)
     tolerance = 20 * np.finfo(dtype).eps
