@@ -68,7 +68,8 @@ def test_uniform_directions_and_one_point(function):
     batch = dx.jacobian_log_abs_det(function, X, key=KEY, num_samples=20)
     keys = jax.random.split(KEY, 4)
     one = dx.jacobian_log_abs_det(function, X[2], key=keys[2], num_samples=20)
-    np.testing.assert_allclose(batch[2].log_abs_det, one.log_abs_det, rtol=1e-12)
+    # the same draws, up to how float32 rounds in either program
+    np.testing.assert_allclose(batch[2].log_abs_det, one.log_abs_det, rtol=1e-6)
 
 
 def test_gradients_with_respect_to_what_f_closes_over():

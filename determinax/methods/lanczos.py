@@ -258,7 +258,7 @@ def _bidiagonal(operator, transpose, scale, depth, sign, probe):
         )
     result = matfree.decomp.bidiag(depth, materialize=False, reortho="full")(product, probe)
     diagonal, off = result.J_small
-    behind = _behind((off == 0) | (diagonal[:-1] == 0))
+    behind = _behind(_exhausted(operator, diagonal, off) | (diagonal[:-1] == 0))
     alphas, betas = _cut(diagonal, off, behind)
 
     def nodes(d):
@@ -279,7 +279,7 @@ def _tridiagonal(operator, transpose, scale, depth, sign, probe):
     decompose = matfree.decomp.hessenberg(depth, reortho="full", custom_vjp=False)
     result = decompose(_scaled_product(operator, scale), probe)
     matrix = jnp.asarray(result.J_small)
-    behind = _behind(jnp.diagonal(matrix, -1) == 0)
+    behind = _behind(_exhausted(operator, jnp.diagonal(matrix), jnp.diagonal(matrix, -1)))
     diagonal, off = _cut(jnp.diagonal(matrix), jnp.diagonal(matrix, -1), behind)
     small = jnp.diag(diagonal) + jnp.diag(off, 1) + jnp.diag(off, -1)
 
@@ -303,6 +303,12 @@ def _faults(matrix, behind, sign, tolerance):
     return jnp.stack([asymmetry, jnp.maximum(other_sign, 0)]) / jnp.where(size > 0, size, 1)
 
 
+def _exhausted(operator, diagonal: Float[Array, " d"], off: Float[Array, " d-1"]):
+    """Where the next direction is nothing but rounding; a NaN is not, and stays."""
+    eps = float(jnp.finfo(operator.in_structure().dtype).eps)
+    return jnp.abs(off) <= 16 * eps * jax.lax.cummax(jnp.abs(diagonal[:-1]))
+
+
 def _behind(broken: Bool[Array, " d-1"]) -> Bool[Array, " d"]:
     """What comes behind the first break: the Krylov space was exhausted, and NaN is left there."""
     return jnp.concatenate([jnp.zeros(1, bool), jnp.cumsum(broken) > 0])
@@ -313,6 +319,6 @@ def _cut(
 ) -> tuple[Array, Array]:
     """Cut the small matrix where the Krylov space was exhausted.
 
-    Only behind an exact zero: a NaN before one comes from the operator and must stay.
+    Only behind what is zero to rounding: a NaN before comes from the operator and must stay.
     """
     return jnp.where(behind, 1, diagonal), jnp.where(behind[1:], 0, off)
