@@ -164,6 +164,9 @@ def test_exact_is_not_fooled_by_scales():
     e = dx.log_abs_det(np.diag([1e-150, 1.0, 1e150, 3.0]), dx.Exact())
     assert e.status == "exact"
     assert np.isclose(e.log_abs_det, np.log(3.0), rtol=1e-12)
+    # rows alone: no scaling of columns mends that
+    rows = np.diag(10.0 ** np.arange(0, -30, -5)) @ np.random.default_rng(0).normal(size=(6, 6))
+    assert dx.log_abs_det(rows, dx.Exact()).status == "exact"
 
 
 def test_a_quadrature_that_has_not_converged_is_unreliable():
@@ -173,6 +176,13 @@ def test_a_quadrature_that_has_not_converged_is_unreliable():
     assert e.status == "unreliable"
     assert "quadrature" in e.reasons[0]
     assert e.log_abs_det > truth
+
+
+def test_the_error_bar_of_a_quadrature_has_its_bias_in_it():
+    values = np.geomspace(1e-2, 1, 40)
+    e = dx.log_abs_det(np.diag(values), dx.Lanczos(200, 5), key=KEY)
+    off = e.log_abs_det - np.sum(np.log(values))
+    assert 10 < off < 2 * e.standard_error
 
 
 def test_one_lanczos_step_has_nothing_to_be_compared_with():
