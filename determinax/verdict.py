@@ -147,8 +147,7 @@ def _sampling_findings(figures: Figures) -> list[tuple[str, str]]:
             if k <= THRESHOLDS["pareto_k"].warn < k + slack:
                 sentence = (
                     f"The weights may be heavy-tailed: Pareto k = {k:.2f} is known to {slack:.2f} "
-                    "only, so log|det| may be too large; take more samples, or a proposal that "
-                    "fits A."
+                    f"only, so log|det| may be too large; {_CURE}."
                 )
                 findings.append(("warn", sentence))
         look(
