@@ -118,16 +118,13 @@ def convergence(path: pathlib.Path) -> list[str]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--keys", type=int, default=20)
-    parser.add_argument("--keys-large", type=int, default=20, help="for blocks at n >= 256")
     parser.add_argument("--out", type=pathlib.Path, default="docs/results/secant.md")
     arguments = parser.parse_args()
     jax.config.update("jax_enable_x64", True)
     cells = [(name, a, way) for way in WAYS for name, a in problems().items()]
     rows = []
     for name, a, way in track(cells, "fitting"):
-        slow = len(a) >= 256 and way != WAYS[0]
-        for seed in range(arguments.keys_large if slow else arguments.keys):
-            rows.append(run(name, a, way, seed))
+        rows += [run(name, a, way, seed) for seed in range(arguments.keys)]
     single = [
         run(m.name, m.matrix.astype(np.float32), WAYS[0], seed)
         for m in MATRICES[:5]

@@ -7,6 +7,7 @@ from determinax.paper.matrices import (
     SAMPLES,
     VARIATIONAL_ERROR,
     PaperMatrix,
+    matrix_named,
 )
 
 __all__ = [
@@ -16,4 +17,5 @@ __all__ = [
     "SAMPLES",
     "VARIATIONAL_ERROR",
     "PaperMatrix",
+    "matrix_named",
 ]

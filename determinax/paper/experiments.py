@@ -23,7 +23,7 @@ from jaxtyping import Array, Float, PRNGKeyArray
 from determinax import estimate as es
 from determinax import flows, moments, sphere, storage, weights
 from determinax.methods import Variational, log_abs_det
-from determinax.paper.matrices import MATRICES, PaperMatrix
+from determinax.paper.matrices import PaperMatrix, matrix_named
 from determinax.proposals import Proposal
 from determinax.training import Fit, fit, fit_linear
 from determinax.training.objectives import Gradient
@@ -38,12 +38,15 @@ NUM_KEYS = 10
 class Config:
     """One training run: what is fitted to which matrix, how, and with which seed.
 
-    `learning_rate` None stands for the schedule that `determinax.fit` has by default.
+    `flow` is the paper's kind (splines and circle maps on a cylinder), whose settings are from
+    `num_flows` to `circle_hidden`, or a projective linear map, which has none. `learning_rate` None
+    stands for the schedule that `determinax.fit` has by default.
     """
 
     preset: str
     matrix: str
     steps: int
+    flow: Literal["cylinder", "projective"] = "cylinder"
     gradient: Gradient = "path"
     batch_size: int = 1024
     learning_rate: float | None = None
@@ -81,36 +84,59 @@ _COVER: dict[str, Any] = {
     "num_flows": 6,
     "num_bins": 32,
 }
+# the same objective; a map that holds the best density, so that path gradients lose all their noise
+_BEST: dict[str, Any] = {
+    "flow": "projective",
+    "gradient": "path",
+    "batch_size": 256,
+    "dtype": "float64",
+}
 
 
 def configure(preset: Preset, matrix: str, seed: int = 0) -> Config:
     """The settings of a preset for one of the paper's matrices.
 
-    `paper` is the authors' own protocol, `best` is ours, `quick` is `best` cut to seconds.
+    `paper` is the authors' own protocol, `best` is ours, `quick` is `best` cut to a third of the steps.
     """
-    special: dict[str, Any] = {"seed": seed} | (_COVER if matrix == "cover" else {})
     if preset == "paper":
         steps = 40_000 if matrix == "W" else 10_000
-        return Config("paper", matrix, steps, **(_PAPER | special))
+        special = _PAPER | (_COVER if matrix == "cover" else {})
+        return Config("paper", matrix, steps, seed=seed, **special)
     if preset == "best":
-        return Config("best", matrix, 4_000 if matrix == "cover" else 10_000, **special)
+        return Config("best", matrix, 3_000, seed=seed, **_BEST)
     if preset == "quick":
-        return Config("quick", matrix, 300, **special)
+        return Config("quick", matrix, 1_000, seed=seed, **_BEST)
     raise ValueError(f"preset is paper, best or quick, not {preset!r}")
 
 
 def matrix_of(config: Config) -> PaperMatrix:
     """The matrix by its name."""
-    return next(item for item in MATRICES if item.name == config.matrix)
+    return matrix_named(config.matrix)
 
 
 def train(config: Config, **options: Any) -> Fit:
     """The training run; `options` go to `determinax.fit` (checkpoint, resume, progress)."""
     matrix = matrix_of(config).matrix.astype(config.dtype)
     flow_key, key = jax.random.split(jax.random.key(config.seed))
-    flow = flows.cylinder(
-        len(matrix),
-        key=flow_key,
+    return fit(
+        matrix,
+        _flow_of(config, len(matrix), flow_key),
+        key=key,
+        steps=config.steps,
+        batch_size=config.batch_size,
+        learning_rate=config.learning_rate,
+        gradient=config.gradient,
+        optimiser=optax.adam if config.weight_decay is None else _adamw(config.weight_decay),
+        **options,
+    )
+
+
+def _flow_of(config: Config, n: int, key: PRNGKeyArray) -> flows.AbstractSphereMap:
+    if config.flow == "projective":
+        return flows.projective_linear(n, dtype=config.dtype)
+    return flows.cylinder(
+        n,
+        key=key,
         num_flows=config.num_flows,
         circle=config.circle,
         num_centres=config.num_centres,
@@ -120,17 +146,6 @@ def train(config: Config, **options: Any) -> Fit:
         hidden=config.hidden,
         circle_hidden=config.circle_hidden,
         dtype=config.dtype,
-    )
-    return fit(
-        matrix,
-        flow,
-        key=key,
-        steps=config.steps,
-        batch_size=config.batch_size,
-        learning_rate=config.learning_rate,
-        gradient=config.gradient,
-        optimiser=optax.adam if config.weight_decay is None else _adamw(config.weight_decay),
-        **options,
     )
 
 
@@ -185,7 +200,7 @@ def run(config: Config, **options: Any) -> tuple[list[dict[str, Any]], Proposal]
 
 def run_projective(matrix: str, seed: int = 0) -> list[dict[str, Any]]:
     """The projective linear proposal, fitted by secant updates, then one sample of it: a row a key."""
-    item = next(item for item in MATRICES if item.name == matrix)
+    item = matrix_named(matrix)
     rows = []
     for i in range(NUM_KEYS):
         fit_key, key = jax.random.split(jax.random.fold_in(jax.random.key(seed), i))

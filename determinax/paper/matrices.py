@@ -120,6 +120,12 @@ MATRICES = (
     PaperMatrix("cover", np.array(_COVER), None),
 )
 
+
+def matrix_named(name: str) -> PaperMatrix:
+    """One of `MATRICES`."""
+    return next(item for item in MATRICES if item.name == name)
+
+
 # mean absolute relative error in per cent at 1e2, 1e3, 1e4, 1e5 samples, as the paper reports it
 SAMPLES = (100, 1_000, 10_000, 100_000)
 MONTE_CARLO_ERROR = {"A1..A5": (533, 348, 104, 59), "W": (6144, 865, 407, 71)}

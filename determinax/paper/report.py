@@ -18,6 +18,7 @@ from determinax.paper.matrices import (
     SAMPLES,
     TRAINING_PRODUCTS,
     VARIATIONAL_ERROR,
+    matrix_named,
 )
 from determinax.proposals import Proposal
 
@@ -47,7 +48,7 @@ def table2(rows: list[Row]) -> str:
             f"| {_LABELS[method]}: det | {dets} |",
             f"| {_LABELS[method]}: log det | {logs} |",
         ]
-    truth = next(item.log_abs_det for item in MATRICES if item.name == "W")
+    truth = matrix_named("W").log_abs_det
     lines.append(f"\nTruth: |det W| = {np.exp(truth):.4f}, log|det W| = {truth:.4f}.\n")
     return "\n".join([text, *lines, _projective(rows, ("W",), "W"), _training(rows, ("W",))])
 
@@ -104,7 +105,7 @@ def _training(rows: list[Row], matrices: Iterable[str]) -> str:
         steps, products = (f"{reached['step']:,}", f"{reached['products']:,}") if reached else "--"
         lines.append(
             f"| {item.name} | {np.exp(item.log_abs_det):.4f} | {item.printed_abs_det} "
-            f"| {row['kl_gap']:.4f} | {gap or '-'} | {row['config']['steps']:,} "
+            f"| {row['kl_gap']:.2g} | {gap or '-'} | {row['config']['steps']:,} "
             f"| {row['products']:,} | {row['seconds']:,.0f} | {steps} | {products} "
             f"| {len(item.matrix)} |"
         )
@@ -136,7 +137,7 @@ def figure1(proposal: Proposal, optimum: Callable, points: np.ndarray) -> Figure
 
 def figure2(rows: list[Row], matrix: str = "W") -> Figure:
     """Estimates and relative errors against samples: the median over keys, and their range."""
-    truth = next(item.log_abs_det for item in MATRICES if item.name == matrix)
+    truth = matrix_named(matrix).log_abs_det
     figure, (left, right) = plt.subplots(1, 2, figsize=(10, 3.8))
     for method in ("mc", "vde"):
         chosen = [r for r in rows if r["kind"] == "estimate" and r["method"] == method]

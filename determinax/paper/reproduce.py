@@ -11,7 +11,7 @@ from rich.markdown import Markdown
 
 from determinax import storage
 from determinax.paper import experiments, report
-from determinax.paper.matrices import MATRICES
+from determinax.paper.matrices import MATRICES, matrix_named
 from determinax.training.checkpoint import remove
 
 mpl.use("Agg")
@@ -79,8 +79,7 @@ def _make(target: str, preset: str, out: pathlib.Path, console: Console) -> None
         console.print(Markdown(text))
         console.print(f"saved as {path.with_suffix('.md')}")
         return
-    cover = next(item.matrix for item in MATRICES if item.name == "cover")
-    optimum = report.optimal_log_density(cover)
+    optimum = report.optimal_log_density(matrix_named("cover").matrix)
     if target == "figure1":
         proposal = storage.load(out / f"{preset}-cover.safetensors")
         points, _ = proposal.sample_and_log_density(jax.random.key(0), 500)
