@@ -94,7 +94,8 @@ def main() -> None:
     arguments = parser.parse_args()
     jax.config.update("jax_enable_x64", True)
     orders, coverages = [], []
-    for preset, item in track([*itertools.product(arguments.presets, MATRICES)], "estimating"):
+    pairs = [(preset, item) for preset in arguments.presets for item in MATRICES]
+    for preset, item in track(pairs, "estimating"):
         path = arguments.proposals / f"{preset}-{item.name}.safetensors"
         if path.exists():
             lines = lines_of(preset, item, dx.load(path), arguments.keys, arguments.samples)
