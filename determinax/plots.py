@@ -135,7 +135,8 @@ def _orthographic(source, points, view, axes, title):
         axes.plot(front @ right, front @ up, ".", color="white", ms=1.5, alpha=0.6)
     axes.add_patch(Circle((0, 0), 1, fill=False, color="0.3", linewidth=0.8))
     axes.set_axis_off()
-    axes.set_aspect("equal")
+    # room for the circle's own width
+    axes.set(aspect="equal", xlim=(-1.01, 1.01), ylim=(-1.01, 1.01))
     plt.colorbar(mesh, ax=axes, shrink=0.7, label="density / uniform")
     _finish(axes, title)
     return axes
