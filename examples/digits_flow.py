@@ -9,10 +9,11 @@ scalings between them. Its Jacobian has no structure: log p(x) = log p(f(x)) + l
 64 x 64 determinant for every digit and step. Three ways to have it:
 
 - exact: 64 Jacobian-vector products a digit;
-- VDE with k = 1, 2, 4 products: a proposal q(s|x) = M(x)z/||M(x)z|| is trained along, on the very
-  same products. The estimate errs upward by KL(q || q*), which a model could exploit: it would be
-  paid for making its own determinant hard to estimate. So the gap is plotted along the training,
-  beside that of a proposal which learns from the exact run and has no say in it;
+- VDE with k = 1, 2, 4 products: for every block a proposal q(s|x) = M(x)z/||M(x)z||, where x is what
+  goes into the block, is trained along, on the very same products. The estimate errs upward by
+  KL(q || q*), which a model could exploit: it would be paid for making its own determinant hard to
+  estimate. So the gap is plotted along the training, beside that of proposals which learn from
+  the exact run and have no say in it;
 - the power series of residual flows (Chen et al. 2019): Hutchinson's trace of
   log(I + J_g) = J_g - J_g^2/2 + ..., two terms for certain and then a random number (Russian
   roulette). It needs blocks with a Lipschitz constant below 1. The other two do not.
@@ -410,11 +411,23 @@ TEXT = """# Digits by maximum likelihood
 
 A residual network ({blocks} blocks, {width} units, {steps:,} steps of {batch} digits) on the 8x8 digits,
 the same seed for every way to have log|det J|. Bits per dimension are of held-out digits, by exact
-determinants for all. Made by `python examples/digits_flow.py`.
+determinants for all. 64 products a digit reveal J. Made by `python examples/digits_flow.py`.
 
 {table}
 ![learning curves](digits_curves.png)
 ![samples](digits_samples.png)
+
+## Does the model exploit the estimate?
+
+In expectation the estimate is too large, by the gap KL(q || q*): as it stands, a likelihood with it in
+looks too good by the gap, and its gradient pays the model for determinants that are hard to estimate.
+Half the variance of a digit's log-weights is the gap to second order, so that is taken off; this needs
+two products, so "1 product" is two for every other digit. And every block has a proposal of its own,
+since log-determinants of blocks add up and are easier one by one. The right-hand plot is the
+test: the gap along the training, beside that of proposals which learn from the exact run and have no
+say in it. Where the model exploited the estimate, its gap would leave that curve upwards. (With one
+proposal for the whole network, one product and nothing taken off it does: 4.2 nats after 300 steps,
+where the exact run's is at 1.5, and held-out bits 3 % worse.)
 """
 
 

@@ -39,6 +39,9 @@ class Auto(AbstractMethod):
 
     - `max_matvecs`: the products that may be spent, transposed ones included. Where n fit, the
         result is exact. None: exact up to n = 8192, and a budget of n/4 products beyond.
+
+    It never fits a proposal: from scratch that costs more than the n products which reveal A. A
+    proposal pays where it is used again, see `Variational` and `Tracker`.
     """
 
     max_matvecs: int | None = None

@@ -1,0 +1,38 @@
+"""The examples run from a shell, shortened, and reach what they should by then."""
+
+import json
+import pathlib
+import subprocess
+import sys
+
+import pytest
+
+EXAMPLES = pathlib.Path(__file__).parent.parent / "examples"
+pytestmark = pytest.mark.slow
+
+
+def run(name: str, out: pathlib.Path, *options: str) -> None:
+    command = [sys.executable, str(EXAMPLES / name), "--out", str(out), *options]
+    subprocess.run(command, check=True, capture_output=True)
+
+
+def test_digits_are_learned_from_one_product_each(tmp_path):
+    run("digits_flow.py", tmp_path, "--steps", "200", "--only", "VDE, 1")
+    (made,) = tmp_path.glob("digits-*.json")
+    curve = json.loads(made.read_text())["curve"]
+    assert curve["bits"][-1] < 2.45
+    assert 0 < curve["gap"][-1] < 0.8
+    assert (tmp_path / "digits.md").exists()
+    assert (tmp_path / "digits_curves.png").stat().st_size > 5000
+
+
+def test_a_convolution_is_tracked_while_it_learns(tmp_path):
+    run("moving_convolution.py", tmp_path, "--steps", "100")
+    assert (tmp_path / "moving_convolution.md").exists()
+    assert (tmp_path / "moving_convolution.png").stat().st_size > 5000
+
+
+def test_densities_on_the_sphere(tmp_path):
+    run("tori_and_spheres.py", tmp_path, "--steps", "300", "--models", "0")
+    (row,) = [json.loads(line) for path in tmp_path.glob("*.jsonl") for line in path.open()]
+    assert row["kl"] < 0.1
