@@ -11,6 +11,7 @@ from registry import triangular
 import determinax as dx
 from determinax import flows
 from determinax.operators import admit
+from determinax.training import loop
 from determinax.training.objectives import Objective
 
 KEY = jax.random.key(0)
@@ -132,14 +133,16 @@ def test_a_run_resumes_bit_for_bit(tmp_path):
         return wrapped
 
     with pytest.MonkeyPatch.context() as patch:
-        from determinax.training import loop
-
         patch.setattr(loop, "write_checkpoint", kill_after(loop.write_checkpoint, 2))
         with pytest.raises(Killed):
             dx.fit(A, flow, steps=400, checkpoint=path, **options)
     assert path.exists()
     assert path.with_name("run.checkpoint.previous").exists()
-    resumed = dx.fit(A, flow, steps=400, checkpoint=path, resume=True, **options)
+    with pytest.MonkeyPatch.context() as patch:
+        writes, real = [], loop.write_checkpoint
+        patch.setattr(loop, "write_checkpoint", lambda *args: writes.append(real(*args)))
+        resumed = dx.fit(A, flow, steps=400, checkpoint=path, resume=True, **options)
+    assert len(writes) == 2  # of four: it went on from the second
     for name, values in whole.history.items():
         np.testing.assert_array_equal(resumed.history[name], values)
     jax.tree.map(np.testing.assert_array_equal, resumed.proposal, whole.proposal)
@@ -149,10 +152,35 @@ def test_a_run_resumes_bit_for_bit(tmp_path):
     with pytest.warns(UserWarning, match="damaged checkpoint"):
         again = dx.fit(A, flow, steps=400, checkpoint=path, resume=True, **options)
     jax.tree.map(np.testing.assert_array_equal, again.proposal, whole.proposal)
-    with pytest.raises(dx.StorageError, match="another run"):
-        dx.fit(2 * A, flow, steps=400, checkpoint=path, resume=True, **options)
+    others = ((2 * A, {}), (A, {"optimiser": optax.adamw}), (A, {"learning_rate": 0.02}))
+    for matrix, change in others:
+        with pytest.raises(dx.StorageError, match="another run"):
+            dx.fit(matrix, flow, steps=400, checkpoint=path, resume=True, **(options | change))
     with pytest.raises(ValueError, match="checkpoint="):
         dx.fit(A, flow, steps=400, resume=True, **options)
+
+
+def test_a_run_of_another_function_is_not_resumed(tmp_path):
+    path = tmp_path / "run.checkpoint"
+    flow = flows.projective_linear(3)
+    options = {"key": KEY, "steps": 100, "batch_size": 16, "checkpoint": path}
+    dx.fit_density(lambda x: 2 * x[0], flow, **options)
+    again = dx.fit_density(lambda x: 2 * x[0], flow, resume=True, **options)
+    assert len(again.history["loss"]) == 100
+    with pytest.raises(dx.StorageError, match="first loss was"):
+        dx.fit_density(lambda x: 3 * x[0], flow, resume=True, **options)
+
+
+def test_a_run_that_had_converged_stays_where_it_was(tmp_path):
+    options = {"key": KEY, "steps": 3000, "batch_size": 16, "learning_rate": 0.02}
+    options |= {"tolerance": 0.05, "checkpoint": tmp_path / "run", "checkpoint_every": 100}
+    flow = flows.projective_linear(4)
+    fit = dx.fit(A, flow, **options)
+    assert fit.converged
+    again = dx.fit(A, flow, resume=True, **options)
+    assert again.converged
+    assert len(again.history["loss"]) == len(fit.history["loss"]) < 3000
+    assert again.seconds > fit.seconds / 2  # those before count
 
 
 def test_settings_are_checked():

@@ -87,6 +87,7 @@ def test_a_step_that_is_not_finite_is_undone_and_counted():
     assert fit.num_skipped == np.sum(~fit.history["finite"])
     np.testing.assert_allclose(fit.proposal.flow.factor.log_diagonal, 1, atol=1e-3)
     assert "undone" in repr(fit)
+    assert "nan" not in repr(fit)
 
 
 def test_nothing_finite_is_an_error():

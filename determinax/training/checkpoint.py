@@ -1,7 +1,7 @@
 """Where a run was when it was killed: written atomically, two kept, verified when read.
 
 A checkpoint holds arrays only, in safetensors, and the fingerprint of the run that wrote it: another
-flow, operator, key or schedule is refused, never resumed from by mistake.
+flow, operator, key, optimiser or schedule is refused, never resumed from by mistake.
 """
 
 import hashlib
@@ -38,10 +38,13 @@ def fingerprint(*trees: Any) -> str:
     return digest.hexdigest()
 
 
-def write(path: pathlib.Path, run: str, state: Any, history: dict[str, np.ndarray]) -> None:
+def write(
+    path: pathlib.Path, run: str, state: Any, history: dict[str, np.ndarray], seconds: float
+) -> None:
     """Write the checkpoint of run `run`; the one before it is kept beside it."""
     tensors = {f"state.{i}": np.asarray(leaf) for i, leaf in enumerate(jax.tree.leaves(state))}
     tensors |= {f"history.{name}": values for name, values in history.items()}
+    tensors["seconds"] = np.asarray(seconds)
     header = {"format": FORMAT, "run": run, "checksum": fingerprint(tensors)}
     data = safetensors.numpy.save(tensors, metadata=header)
     if path.exists():
@@ -49,8 +52,10 @@ def write(path: pathlib.Path, run: str, state: Any, history: dict[str, np.ndarra
     write_atomically(path, data)
 
 
-def read(path: pathlib.Path, run: str, like: Any) -> tuple[Any, dict[str, np.ndarray]] | None:
-    """State and history as `write` stored them; None where there is no checkpoint yet.
+def read(
+    path: pathlib.Path, run: str, like: Any
+) -> tuple[Any, dict[str, np.ndarray], float] | None:
+    """State, history and seconds as `write` stored them; None where there is no checkpoint yet.
 
     A damaged file is passed over, with a warning, for the one before it.
     """
@@ -68,15 +73,19 @@ def read(path: pathlib.Path, run: str, like: Any) -> tuple[Any, dict[str, np.nda
         except StorageError as error:
             warnings.warn(f"passed over a damaged checkpoint: {error}", stacklevel=2)
             continue
-        if header.get("run") != run:
+        leaves, tree = jax.tree.flatten(like)
+        stored = [tensors.get(f"state.{i}") for i in range(len(leaves))]
+        fits = all(
+            s is not None and s.shape == leaf.shape for s, leaf in zip(stored, leaves, strict=True)
+        )
+        if header.get("run") != run or not fits:
             raise StorageError(
                 f"{candidate}: of another run (operator, flow, key, steps or another setting "
                 "differ): delete it, or give this run a file of its own"
             )
-        leaves, tree = jax.tree.flatten(like)
-        stored = [jnp.asarray(tensors[f"state.{i}"]) for i in range(len(leaves))]
+        state = jax.tree.unflatten(tree, [jnp.asarray(leaf) for leaf in stored])
         history = {n[8:]: t for n, t in tensors.items() if n.startswith("history.")}
-        return jax.tree.unflatten(tree, stored), history
+        return state, history, float(tensors["seconds"])
     return None
 
 

@@ -10,7 +10,7 @@ from jaxtyping import Array, ArrayLike, Float, PRNGKeyArray
 
 from determinax.flows import AbstractSphereMap
 from determinax.proposals import Proposal
-from determinax.training.loop import Fit, train
+from determinax.training.loop import Fit, require_batch, train
 
 LogDensity = Callable[[Float[Array, " n"]], Float[Array, ""]]
 
@@ -37,6 +37,7 @@ def fit_density(
     The loss in the history is $\mathbb{E}_q[\log q - \log p]$, which is the divergence minus the log
     of p's normaliser (relative to the uniform measure).
     """
+    require_batch(batch_size)
     target = jax.vmap(log_density, in_axes=-1)
     _require_scalar(log_density, flow)
 
@@ -65,6 +66,7 @@ def fit_samples(
     is that of weights $1/q$, which says how far from uniform the data are, not how good the fit is.
     The other arguments are those of `fit_density`.
     """
+    require_batch(batch_size)
     data = _unit_vectors(points, flow.n)
 
     def loss(flow, key):

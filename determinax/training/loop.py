@@ -19,6 +19,7 @@ from determinax.flows import AbstractSphereMap, trainable
 from determinax.operators import NO_PRODUCTS, Products
 from determinax.progress import reporting
 from determinax.proposals import Proposal
+from determinax.storage import StorageError
 from determinax.training.checkpoint import fingerprint
 from determinax.training.checkpoint import read as read_checkpoint
 from determinax.training.checkpoint import write as write_checkpoint
@@ -43,7 +44,7 @@ class Fit:
         batch), `spread` (standard deviation of the batch's log-weights), `finite` (False where the
         step was undone).
     - `num_skipped`: steps that were not finite and were undone.
-    - `seconds`: how long it took, since the last resumption.
+    - `seconds`: how long it took, what came before a resumption included.
     - `num_matvecs`: products with the operator that training spent, transposed ones included;
         `num_transposed` of them. 0 where there is no operator.
     - `converged`: whether the spread fell below `tolerance`.
@@ -58,10 +59,9 @@ class Fit:
     converged: bool = False
 
     def __repr__(self) -> str:
-        last = max(1, len(self.history["loss"]) // 20)
+        start = -max(1, len(self.history["loss"]) // 20)
         loss, ess, spread = (
-            np.mean(self.history[name][-last:])
-            for name in ("loss", "effective_sample_size", "spread")
+            _mean(self.history, name, start) for name in ("loss", "effective_sample_size", "spread")
         )
         skipped = f", {self.num_skipped} steps undone" if self.num_skipped else ""
         products = f", {self.num_matvecs:,} products" if self.num_matvecs else ""
@@ -113,12 +113,19 @@ def train(
     state = State(parameters, transform.init(parameters))
     history = {name: np.zeros(0, dtype) for name, dtype in _HISTORY.items()}
     path = None if checkpoint is None else pathlib.Path(checkpoint)
-    identity = ""
+    identity, seconds, checked = "", 0.0, 0
     if path is not None:
-        identity = fingerprint(flow, key, loss, _schedule(learning_rate, steps), what, str(steps))
+        rates = _schedule(learning_rate, steps)
+        identity = fingerprint(
+            flow, key, loss, rates, _probe(transform), tolerance, what, str(steps)
+        )
         found = read_checkpoint(path, identity, state) if resume else None
-        state, history = found if found else (state, history)
-    started, done, converged = time.perf_counter(), len(history["loss"]), False
+        if found:
+            state, history, seconds = found
+            _require_same_loss(loss, flow, key, history, path)
+            checked = products.total - products.transposed
+    started = time.perf_counter() - seconds
+    done, converged = len(history["loss"]), _has_converged(history, tolerance)
     saved = done
     with reporting(progress) as report:
         if report:
@@ -138,30 +145,37 @@ def train(
                     "is finite on the whole sphere, or lower the learning rate"
                 )
             done = stop
-            converged = bool(record["spread"].mean() < tolerance)
+            converged = _has_converged(history, tolerance)
             if path is not None and (done - saved >= checkpoint_every or done == steps):
-                write_checkpoint(path, identity, state, history)
+                write_checkpoint(path, identity, state, history, time.perf_counter() - started)
                 saved = done
             if report:
-                report.advance(done, _note(history, record, done * products.total))
+                report.advance(done, _note(history, done * products.total))
     trained = Proposal(eqx.combine(state.parameters, static))
     return Fit(
         trained,
         history,
         int(np.sum(np.logical_not(history["finite"]))),
         time.perf_counter() - started,
-        num_matvecs=done * products.total,
+        num_matvecs=checked + done * products.total,
         num_transposed=done * products.transposed,
         converged=converged,
     )
 
 
-def _note(history, record, products: int) -> str:
+def require_batch(batch_size: int) -> None:
+    """One sample has no spread."""
+    if batch_size < 2:
+        raise ValueError(f"batch_size must be 2 or more, not {batch_size}")
+
+
+def _note(history, products: int) -> str:
+    chunk = -_CHUNK
     # the divergence that is left, were the log-weights Gaussian: half their variance
     parts = [
-        f"loss {record['loss'][-1]:.4f}",
-        f"KL gap about {np.mean(record['spread'] ** 2) / 2:.2g}",
-        f"effective sample size {record['effective_sample_size'][-1]:.0%}",
+        f"loss {_mean(history, 'loss', chunk):.4f}",
+        f"KL gap about {_mean(history, 'spread', chunk) ** 2 / 2:.2g}",
+        f"effective sample size {_mean(history, 'effective_sample_size', chunk):.0%}",
     ]
     skipped = int(np.sum(np.logical_not(history["finite"])))
     parts += [f"{products:,} products"] if products else []
@@ -169,11 +183,39 @@ def _note(history, record, products: int) -> str:
     return ", ".join(parts)
 
 
+def _mean(history: dict[str, np.ndarray], name: str, start: int) -> float:
+    """Over the steps from `start` on that were taken; NaN where none was."""
+    taken = history["finite"][start:]
+    return float(np.mean(history[name][start:], where=taken)) if taken.any() else float("nan")
+
+
+def _has_converged(history: dict[str, np.ndarray], tolerance: float) -> bool:
+    """Whether the spread is below the tolerance in the mean over the last chunk of steps."""
+    done = len(history["spread"])
+    return done > 0 and _mean(history, "spread", (done - 1) // _CHUNK * _CHUNK) < tolerance
+
+
 def _schedule(learning_rate: float | optax.Schedule, steps: int) -> Any:
     """A schedule by its values, which tell it apart from another."""
     if callable(learning_rate):
-        return [learning_rate(i) for i in (0, steps // 3, steps)]
+        return [learning_rate(i) for i in np.linspace(0, steps, 33).astype(int)]
     return learning_rate
+
+
+def _probe(transform: optax.GradientTransformation) -> Any:
+    """An optimiser by what it does with one gradient, which tells it apart from another."""
+    parameters = jnp.arange(1.0, 4.0)
+    return transform.update(parameters**2, transform.init(parameters), parameters)[0]
+
+
+def _require_same_loss(loss: Loss, flow, key, history, path: pathlib.Path) -> None:
+    """The first step's loss again: functions have no fingerprint, what they return does."""
+    again = np.asarray(eqx.filter_jit(loss)(flow, jax.random.fold_in(key, 0))[0])
+    if not np.isclose(again, history["loss"][0], rtol=1e-4, atol=1e-4, equal_nan=True):
+        raise StorageError(
+            f"{path}: of another run (its first loss was {history['loss'][0]:.6g}, and here it is "
+            f"{again:.6g}): delete it, or give this run a file of its own"
+        )
 
 
 def effective_share(log_w: Float[Array, " num"]) -> Float[Array, ""]:

@@ -19,7 +19,7 @@ from determinax import operators as ops
 from determinax.flows import AbstractSphereMap
 from determinax.operators import Products
 from determinax.proposals import Proposal
-from determinax.training.loop import Fit, train
+from determinax.training.loop import Fit, require_batch, train
 from determinax.weights import log_norm
 
 Gradient = Literal["path", "total", "forward"]
@@ -46,7 +46,7 @@ def fit(
     - `flow`: where to start; `determinax.flows.cylinder(n, key=key)` serves any operator.
     - `steps`, `batch_size`: a step takes `batch_size` products, and as many with the transpose.
     - `learning_rate`: a number or an optax schedule; by default it rises to 5e-3 over the first
-        hundredth of the steps, then falls to nothing along a cosine.
+        hundredth of the steps (at most 100), then falls to nothing along a cosine.
     - `gradient`: `"path"` differentiates through the points only, with the parameters inside
         $\log q$ held fixed (Roeder et al., 2017): its noise vanishes as $q$ becomes the best, at
         the price of one inverse a step. `"total"` differentiates everything, as the paper does.
@@ -69,8 +69,7 @@ def fit(
     """
     if gradient not in ("path", "total", "forward"):
         raise ValueError(f'gradient is "path", "total" or "forward", not {gradient!r}')
-    if batch_size < 2:
-        raise ValueError(f"batch_size must be 2 or more, not {batch_size}")
+    require_batch(batch_size)
     entered, _ = ops.admit(operator, example, check_linear=check_linear)
     ops.require_not_wide(entered)
     if flow.n != entered.in_size():
