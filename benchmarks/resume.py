@@ -33,14 +33,19 @@ def worker(folder: pathlib.Path) -> None:
     jax.config.update("jax_enable_x64", True)
     rng = np.random.default_rng(0)
     matrix = np.linalg.qr(rng.normal(size=(N, N)))[0] + 0.02 * rng.normal(size=(N, N))
-    write = loop.write_checkpoint
+    read, write = loop.read_checkpoint, loop.write_checkpoint
+
+    def tell_start(*args):
+        found = read(*args)
+        print(len(found[1]["loss"]) if found else 0, flush=True)
+        return found
 
     def tell(*args):
         print("writing", flush=True)
         write(*args)
         print("written", flush=True)
 
-    loop.write_checkpoint = tell
+    loop.read_checkpoint, loop.write_checkpoint = tell_start, tell
     fit = dx.fit(
         matrix,
         dx.flows.projective_linear(N),
@@ -56,13 +61,14 @@ def worker(folder: pathlib.Path) -> None:
     np.save(folder / "loss.npy", fit.history["loss"])
 
 
-def start(folder: pathlib.Path) -> subprocess.Popen:
-    """The worker, up to its first checkpoint of this life."""
+def start(folder: pathlib.Path) -> tuple[subprocess.Popen, int]:
+    """The worker, up to its first checkpoint of this life, and the step that it began at."""
     command = [sys.executable, __file__, "--worker", str(folder)]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
     assert process.stdout is not None
+    step = int(process.stdout.readline())
     process.stdout.readline()
-    return process
+    return process, step
 
 
 def result(folder: pathlib.Path) -> tuple[bytes, bytes]:
@@ -86,28 +92,33 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as name:
         folder = pathlib.Path(name)
         (folder / "whole").mkdir()
-        process = start(folder / "whole")
+        process, _ = start(folder / "whole")
         began = time.perf_counter()
         process.communicate()
         duration = time.perf_counter() - began
         whole = result(folder / "whole")
 
-        resumed = equal = while_writing = 0
+        steps, equal, while_writing = [], 0, 0
         for i in track(range(options.kills), "killing"):
             own = folder / str(i)
             own.mkdir()
-            process = start(own)
+            process, _ = start(own)
             time.sleep(random.uniform(0, 0.9 * duration))
             os.kill(process.pid, signal.SIGKILL)
             said, _ = process.communicate()
-            while_writing += said.strip().endswith("writing")
-            process = start(own)
+            assert process.returncode == -signal.SIGKILL, "it had ended before: make STEPS larger"
+            # what `start` has read already was the beginning of the first
+            while_writing += said.strip().endswith("writing") or not said
+            process, step = start(own)
             process.communicate()
-            resumed += process.returncode == 0
+            steps.append(step if process.returncode == 0 else -1)
             equal += process.returncode == 0 and result(own) == whole
+    steps.sort()
     text = (
         f"{options.kills} kills at random moments of a training run of {STEPS:,} steps "
-        f"({while_writing} while a checkpoint was being written): {resumed} resumed, "
+        f"({while_writing} while a checkpoint was being written): {sum(s >= 0 for s in steps)} "
+        f"resumed, {sum(s == 0 for s in steps)} of them from the start, since no checkpoint was "
+        f"complete, the others from steps {next(s for s in steps if s > 0):,} to {steps[-1]:,}; "
         f"{equal} ended with the bits of the run that nobody disturbed.\n"
     )
     print(text)

@@ -136,6 +136,8 @@ def estimate(
         _require_applies("frames", frames or None, method, *sampling)
         _require_applies("proposal", proposal, method, MethodName.vde)
         _require_applies("steps", steps, method, MethodName.vde)
+        if steps is not None and proposal is not None:
+            raise ValueError("--steps does not apply to a proposal that is trained already")
         _require_applies("max-matvecs", max_matvecs, method, MethodName.auto)
         jax = _set_up_jax()
         import determinax as dx
@@ -204,14 +206,17 @@ def fit(
     **Examples**
 
         determinax fit matrix.npy --save q.safetensors
-        determinax fit matrix.npy --save q.safetensors --steps 1e4 --resume
+        determinax fit matrix.npy --save q.safetensors --steps 1e4
+        determinax fit matrix.npy --save q.safetensors --steps 1e4 --resume   (it was stopped)
         determinax estimate matrix.npy --method vde --proposal q.safetensors
     """
     with _bad_input_exits():
         _set_up_jax()
         import determinax as dx
         from determinax.files import read_matrix
+        from determinax.training.checkpoint import remove
 
+        checkpoint = save.with_name(save.name + ".checkpoint")
         result = _fit(
             read_matrix(file),
             seed=seed,
@@ -219,10 +224,11 @@ def fit(
             batch_size=_whole(batch_size, "batch-size"),
             num_flows=num_flows,
             gradient=gradient.value,
-            checkpoint=save.with_name(save.name + ".checkpoint"),
+            checkpoint=checkpoint,
             resume=resume,
         )
         dx.save(result.proposal, save)
+        remove(checkpoint)
         print(result)
         print(f"saved as {save}")
 

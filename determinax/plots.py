@@ -51,10 +51,9 @@ def density(
 
 
 def evaluate(source: Proposal | Callable, points: Float[np.ndarray, "n num"]) -> np.ndarray:
-    """The density relative to uniform at columns of points, normalised over them by their mean.
+    """The density at columns of points: relative to uniform for a proposal.
 
-    A proposal is normalised by itself; a bare log-density is divided by its mean, so pass points
-    that cover the sphere evenly, or divide again.
+    A bare log-density is not normalised: its density is over the largest of these values.
     """
     if isinstance(source, Proposal):
         columns = jnp.asarray(points, dtype_of(source.flow))
@@ -118,8 +117,9 @@ def _orthographic(source, points, view, axes, title):
     inside = x**2 + y**2 < 1
     depth = np.sqrt(np.where(inside, 1 - x**2 - y**2, 0))
     seen = x[..., None] * right + y[..., None] * up + depth[..., None] * ahead
-    values = evaluate(source, seen.reshape(-1, 3).T).reshape(x.shape)
-    if not isinstance(source, Proposal):
+    if isinstance(source, Proposal):
+        values = evaluate(source, seen.reshape(-1, 3).T).reshape(x.shape)
+    else:
         cover = np.random.default_rng(0).standard_normal((3, 20_000))
         cover /= np.linalg.norm(cover, axis=0)
         both = evaluate(source, np.concatenate([seen.reshape(-1, 3).T, cover], axis=1))

@@ -25,14 +25,43 @@ TINY = {
 
 
 def test_the_paper_preset_is_the_authors_protocol():
-    config = experiments.configure("paper", "A1")
-    assert (config.steps, config.batch_size, config.gradient) == (10_000, 1024, "total")
-    assert not config.rotations
-    assert experiments.configure("paper", "W").steps == 40_000
-    cover = experiments.configure("paper", "cover")
-    assert (cover.num_flows, cover.circle, cover.num_bins) == (6, "spline", 32)
+    expected = {
+        "preset": "paper",
+        "matrix": "A1",
+        "steps": 10_000,
+        "flow": "cylinder",
+        "gradient": "total",
+        "batch_size": 1024,
+        "learning_rate": 1e-3,
+        "weight_decay": 1e-2,
+        "num_flows": 8,
+        "circle": "moebius",
+        "num_centres": 12,
+        "num_bins": 16,
+        "conditioning": "coupling",
+        "rotations": False,
+        "hidden": [128],
+        "circle_hidden": [64],
+        "dtype": "float32",
+        "seed": 0,
+    }
+    assert experiments.configure("paper", "A1").settings() == expected
+    convolution = {"matrix": "W", "steps": 40_000}
+    assert experiments.configure("paper", "W").settings() == expected | convolution
+    cover = {"matrix": "cover", "num_flows": 6, "num_bins": 32}
+    cover |= {"circle": "spline", "conditioning": "autoregressive"}
+    assert experiments.configure("paper", "cover").settings() == expected | cover
     with pytest.raises(ValueError, match="paper, best or quick"):
         experiments.configure("fast", "A1")  # pyright: ignore[reportArgumentType]
+
+
+def test_the_papers_flow_trains():
+    config = dataclasses.replace(
+        experiments.configure("paper", "A1"), steps=100, learning_rate=0.02, **TINY
+    )
+    fit = experiments.train(config, progress=False)
+    assert fit.history["loss"][-20:].mean() < fit.history["loss"][:20].mean()
+    assert fit.proposal.flow.n == 10
 
 
 def test_the_quick_preset_has_no_error_left_to_speak_of(monkeypatch):
@@ -63,12 +92,12 @@ def test_estimates_come_from_prefixes_of_one_stream(monkeypatch):
 
 @pytest.fixture(scope="module")
 def results(tmp_path_factory):
-    """A table and the figures reproduced once, with flows that are far too small."""
+    """A table and the figures reproduced once, with training that is far too short."""
     out = tmp_path_factory.mktemp("results")
     real = experiments.configure
 
     def configure(preset, matrix, seed=0):
-        return dataclasses.replace(real(preset, matrix, seed), steps=100, **TINY)
+        return dataclasses.replace(real(preset, matrix, seed), steps=100, batch_size=16)
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(experiments, "configure", configure)
@@ -76,7 +105,7 @@ def results(tmp_path_factory):
         patch.setattr(report, "SAMPLES", FEW)
         patch.setattr(experiments, "NUM_KEYS", 2)
         reproduce.reproduce("table2", "quick", out, resume=False)
-        for target in ("table2", "figure2", "figure3"):
+        for target in ("table2", "figure1", "figure2", "figure3"):
             reproduce.reproduce(target, "quick", out, resume=True)
     return out
 
@@ -92,7 +121,9 @@ def test_rows_tables_and_figures(results):
     truth = matrix_named("W").log_abs_det
     for row in estimates:
         assert row["error"] == pytest.approx(abs(np.expm1(row["log_abs_det"] - truth)))
-    for name in ("table2.md", "figure2.png", "figure2.svg", "figure3.png", "figure3.svg"):
+    assert "num_flows" not in training["config"]  # it has none
+    figures = [f"figure{i}.{kind}" for i in (1, 2, 3) for kind in ("png", "svg")]
+    for name in ("table2.md", *figures):
         assert (results / f"quick-{name}").stat().st_size > 500
     table = (results / "quick-table2.md").read_text()
     assert "7.7327" in table
@@ -105,7 +136,16 @@ def test_rows_tables_and_figures(results):
     assert not list(results.glob("*.checkpoint*"))
 
 
-def test_tables_are_made_from_rows_alone(results):
+def test_rows_of_other_settings_are_not_taken(results):
+    rows = experiments.read_rows([results / "quick-W.jsonl"])
+    made_by = dataclasses.replace(experiments.configure("quick", "W"), steps=100, batch_size=16)
+    assert made_by.made(rows)
+    assert not dataclasses.replace(made_by, seed=1).made(rows)
+    assert not experiments.configure("paper", "W").made(rows)
+
+
+def test_tables_are_made_from_rows_alone(results, monkeypatch):
+    monkeypatch.setattr(report, "SAMPLES", FEW)
     names = ("quick-W.jsonl", "projective-W.jsonl")
     rows = experiments.read_rows([results / name for name in names])
     for row in rows:

@@ -23,6 +23,7 @@ NEAR = Proposal(triangular(np.linalg.inv(LOWER) * np.array([1.0, 1.1, 0.9, 1.05,
 def test_the_best_proposal_needs_one_sample():
     estimate = dx.log_abs_det(LOWER, dx.Variational(BEST, 1), key=KEY)
     assert abs(estimate.log_abs_det - TRUTH) < 1e-12
+    assert np.isnan(estimate.lower_bound_standard_error)
 
 
 @pytest.mark.parametrize("directions", ["independent", "frames"])
@@ -38,10 +39,8 @@ def test_any_proposal_is_unbiased(directions, defensive):
 
 def test_the_bounds_enclose_the_truth():
     e = dx.log_abs_det(LOWER, dx.Variational(NEAR, 20_000), key=KEY)
-    assert e.lower_bound + 4 * e.lower_bound_standard_error > e.lower_bound
-    assert e.lower_bound < TRUTH + 4 * e.lower_bound_standard_error
-    assert e.lower_bound > TRUTH - 0.1
-    assert e.lower_bound < TRUTH < e.kl_bound
+    assert 0 < e.lower_bound_standard_error < 0.01
+    assert TRUTH - 0.1 < e.lower_bound < TRUTH < e.kl_bound
 
 
 def test_a_solve_gives_the_lower_bound_of_any_operator():
@@ -74,7 +73,7 @@ def test_a_share_of_uniform_directions_bounds_the_weights():
     assert bare.status == "unreliable"
     assert mixed.status == "ok"
     assert abs(mixed.log_abs_det) < 4 * mixed.standard_error < 0.2
-    assert mixed.max_weight_share < 1 / 0.29 / 10_000 * 5
+    assert mixed.max_weight_share < 1.1 / 0.3 / 10_000  # weights of mean 1 below 1/0.3
 
 
 def test_float32_proposals_serve_float64_operators():

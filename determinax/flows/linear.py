@@ -15,7 +15,7 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 from jax.typing import ArrayLike, DTypeLike
-from jaxtyping import Array, Float
+from jaxtyping import Array, Float, PRNGKeyArray
 
 from .base import AbstractSphereMap, Constant, as_column
 
@@ -134,7 +134,8 @@ class Diagonal(AbstractFactor):
 class DiagonalLowRank(AbstractFactor):
     r"""$M = D + UV^\top$ with diagonal $D$ and $U, V$ of `rank` columns, solved by Woodbury.
 
-    $\log|\det M| = \log|\det D| + \log|\det(I + V^\top D^{-1} U)|$. Zeros are the identity.
+    $\log|\det M| = \log|\det D| + \log|\det(I + V^\top D^{-1} U)|$. It starts as the identity, with
+    $V = 0$ and a random $U$: were both zero, neither would have a gradient.
     """
 
     log_diagonal: Float[Array, " n"]
@@ -142,12 +143,16 @@ class DiagonalLowRank(AbstractFactor):
     right: Float[Array, "n rank"]
     n: int = eqx.field(static=True)
 
-    def __init__(self, n: int, rank: int, *, dtype: DTypeLike = float):
+    def __init__(
+        self, n: int, rank: int, *, key: PRNGKeyArray | None = None, dtype: DTypeLike = float
+    ):
         _check_size(n)
         if not 1 <= rank <= n:
             raise ValueError(f"a low-rank term in {n} dimensions has rank 1 to {n}, not {rank}")
         self.log_diagonal = jnp.zeros(n, dtype)
-        self.left = self.right = jnp.zeros((n, rank), dtype)
+        key = jax.random.key(0) if key is None else key
+        self.left = jax.random.normal(key, (n, rank), dtype) / n**0.5
+        self.right = jnp.zeros((n, rank), dtype)
         self.n = n
 
     def multiply(self, z):

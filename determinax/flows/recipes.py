@@ -61,8 +61,8 @@ def cylinder(
     interval = IntervalSpline(num_bins)
     options = {"hidden": tuple(hidden), "context_size": context_size, "dtype": dtype}
     kind = conditioning if n > 2 else "circle"
-    if n > 2:
-        options["circle_hidden"] = None if circle_hidden is None else tuple(circle_hidden)
+    if circle_hidden is not None:
+        options["circle_hidden" if n > 2 else "hidden"] = tuple(circle_hidden)
 
     maps: list[AbstractSphereMap] = []
     turned = jnp.eye(n, dtype=dtype)
@@ -130,10 +130,7 @@ def conditional_linear(
     first, second = jax.random.split(key)
     part: AbstractFactor = Triangular(n, dtype=dtype)
     if rank is not None:
-        part = DiagonalLowRank(n, rank, dtype=dtype)
-        # one side at random: were both zero, neither would have a gradient
-        left = jax.random.normal(first, (n, rank), dtype) / n**0.5
-        part = eqx.tree_at(lambda p: p.left, part, left)
+        part = DiagonalLowRank(n, rank, key=first, dtype=dtype)
     return ConditionalLinear(
         Triangular(n, dtype=dtype) if base is None else base,
         part,

@@ -5,6 +5,7 @@ from typing import Any
 import equinox as eqx
 import jax
 import jax.numpy as jnp
+from jax.core import Tracer
 from jax.typing import DTypeLike
 from jaxtyping import Array, Float, PRNGKeyArray
 
@@ -23,6 +24,13 @@ class Rotation(AbstractSphereMap):
         if matrix.ndim != 2 or matrix.shape[0] != matrix.shape[1]:
             raise ValueError(f"a rotation is a square matrix, not one of shape {matrix.shape}")
         _check_dimension(matrix.shape[0])
+        if not isinstance(matrix, Tracer):
+            off = float(jnp.max(jnp.abs(matrix.T @ matrix - jnp.eye(len(matrix)))))
+            if not off < 1e3 * len(matrix) * float(jnp.finfo(matrix.dtype).eps):
+                raise ValueError(
+                    f"a rotation has orthonormal columns, and these miss it by {off:.1g}: take the Q "
+                    "of a QR factorisation, or ProjectiveLinear(Dense(matrix)) for any matrix"
+                )
         self.matrix = Constant(matrix)
         self.n, self.context_size = matrix.shape[0], 0
 

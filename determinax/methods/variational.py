@@ -104,7 +104,10 @@ class Variational(AbstractMethod):
             factor = ops.log_det_factor(operator)
             lower = {
                 "lower_bound": -factor * jnp.mean(log_w),
-                "lower_bound_standard_error": factor * jnp.std(log_w) / max(num - 1, 1) ** 0.5,
+                # of one sample there is none
+                "lower_bound_standard_error": factor * jnp.std(log_w) / (num - 1) ** 0.5
+                if num > 1
+                else jnp.full((), jnp.nan, log_w.dtype),
             }
         estimate = sample(
             operator,

@@ -7,6 +7,7 @@ import dataclasses
 import functools
 import json
 import math
+import os
 import pathlib
 import platform
 import time
@@ -17,6 +18,7 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import lineax as lx
+import numpy as np
 import optax
 from jaxtyping import Array, Float, PRNGKeyArray
 
@@ -67,8 +69,30 @@ class Config:
         """What its files are called."""
         return f"{self.preset}-{self.matrix}"
 
+    def settings(self) -> dict[str, Any]:
+        """What the run depends on, as JSON has it."""
+        of_cylinder = _CYLINDER if self.flow == "projective" else ()
+        used = {k: v for k, v in dataclasses.asdict(self).items() if k not in of_cylinder}
+        return json.loads(json.dumps(used))
 
-# the authors': from their public code
+    def made(self, rows: list[dict[str, Any]]) -> bool:
+        """Whether these rows are of this run."""
+        # those of before there was a choice of flows do not name it
+        return {"flow": "cylinder"} | rows[0]["config"] == self.settings()
+
+
+_CYLINDER = (
+    "num_flows",
+    "circle",
+    "num_centres",
+    "num_bins",
+    "conditioning",
+    "rotations",
+    "hidden",
+    "circle_hidden",
+)
+# the authors': from their public code. Two things differ: the circle sees all heights where theirs sees
+# half of them, and centres are w/sqrt(1 + |w|^2) where theirs are w/(1 + |w|)
 _PAPER: dict[str, Any] = {
     "gradient": "total",
     "learning_rate": 1e-3,
@@ -162,17 +186,18 @@ def run(config: Config, **options: Any) -> tuple[list[dict[str, Any]], Proposal]
     """
     item = matrix_of(config)
     result = train(config, **options)
-    loss, truth = result.history["loss"].astype(float), item.log_abs_det
-    last = loss[-max(1, len(loss) // 20) :]
+    truth = item.log_abs_det
+    # steps that were undone have no loss
+    loss = np.where(result.history["finite"], result.history["loss"].astype(float), np.nan)
     products_per_step = result.num_matvecs / len(loss)
     about = {"matrix": config.matrix, "preset": config.preset}
     rows: list[dict[str, Any]] = [
         {
             "kind": "training",
             **about,
-            "config": dataclasses.asdict(config),
+            "config": config.settings(),
             "truth": truth,
-            "kl_gap": float(last.mean() - truth),
+            "kl_gap": float(np.nanmean(loss[-max(1, len(loss) // 20) :]) - truth),
             "products": result.num_matvecs,
             "seconds": round(result.seconds, 1),
             "steps_undone": result.num_skipped,
@@ -182,7 +207,7 @@ def run(config: Config, **options: Any) -> tuple[list[dict[str, Any]], Proposal]
     ]
     for stop in range(100, len(loss) + 1, 100):
         # averaged over the steps before, or noise of a batch would count as progress
-        gap = float(loss[max(0, stop - 200) : stop].mean() - truth)
+        gap = float(np.nanmean(loss[max(0, stop - 200) : stop]) - truth)
         products = round(stop * products_per_step)
         rows.append({"kind": "curve", **about, "step": stop, "products": products, "kl_gap": gap})
     operator = lx.MatrixLinearOperator(jnp.asarray(item.matrix))
@@ -270,7 +295,14 @@ def versions() -> dict[str, str]:
 
 def machine() -> str:
     """What the seconds were measured on."""
-    return f"{jax.device_count()} {jax.default_backend()} device(s), {platform.machine()}"
+    return f"{os.cpu_count()} cores, {_processor()}, JAX on {jax.default_backend()}"
+
+
+def _processor() -> str:
+    about = pathlib.Path("/proc/cpuinfo")
+    lines = about.read_text().splitlines() if about.exists() else []
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return names[0] if names else platform.machine()
 
 
 def write_rows(path: pathlib.Path, rows: list[dict[str, Any]]) -> None:

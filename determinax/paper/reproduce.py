@@ -34,7 +34,8 @@ def reproduce(
     """Make a table or a figure of the paper, or all of them, in the folder `out`.
 
     Rows go to `out/preset-matrix.jsonl`, trained proposals beside them. With `resume`, rows that
-    exist are used as they are, and a training run that was interrupted goes on.
+    exist and are of the same settings are used as they are, and a training run that was interrupted
+    goes on.
     """
     if target not in get_args(Target):
         raise ValueError(
@@ -46,17 +47,20 @@ def reproduce(
     out.mkdir(parents=True, exist_ok=True)
     for i, name in enumerate(matrices):
         rows = _rows_of(out, preset, name)
-        if resume and rows.exists():
-            continue
         config = experiments.configure(preset, name, seed)
+        proposal_path = out / f"{config.name}.safetensors"
+        # of the proposals, a picture needs one
+        complete = rows.exists() and (name != "cover" or proposal_path.exists())
+        if resume and complete and config.made(experiments.read_rows([rows])):
+            continue
         console.print(f"{name} ({i + 1} of {len(matrices)}): {config.steps:,} steps ...")
         checkpoint = out / f"{config.name}.checkpoint"
         figures, proposal = experiments.run(config, checkpoint=checkpoint, resume=resume)
-        storage.save(proposal, out / f"{config.name}.safetensors")
+        storage.save(proposal, proposal_path)
         experiments.write_rows(rows, figures)
         remove(checkpoint)
-    if any(target.startswith("table") for target in targets):
-        _run_projective(out, matrices, resume, seed)
+    tables = [target for target in targets if target.startswith("table")]
+    _run_projective(out, [name for target in tables for name in _NEEDS[target]], resume, seed)
     for name in targets:
         _make(name, preset, out, console)
 

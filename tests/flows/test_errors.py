@@ -37,6 +37,7 @@ def test_cylinder_names_the_cure(options, message):
         (lambda: flows.exponential_radial(3, key=KEY, num_flows=0), "num_flows"),
         (lambda: flows.projective_linear(1), "n >= 2"),
         (lambda: flows.Rotation(jnp.ones((2, 3))), "square matrix"),
+        (lambda: flows.Rotation(jnp.array([[1.0, 0.1], [0.0, 1.0]])), "orthonormal columns"),
         (lambda: flows.Householder(3, 4, key=KEY), "1 to 3 reflections"),
     ],
 )

@@ -1,12 +1,14 @@
 """The linear families: products, solves and determinants that agree; banded elimination."""
 
 import equinox as eqx
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 import scipy.linalg
 import scipy.sparse
 
+import determinax
 from determinax import flows
 from determinax.flows.banded import eliminate
 from determinax.paper.matrices import FILTER
@@ -62,3 +64,13 @@ def zero_padded(kernel, side):
         kernel[i, j] * scipy.sparse.kron(shift[i], shift[j]) for i in range(3) for j in range(3)
     ]
     return sum(terms[1:], start=terms[0])
+
+
+def test_every_parameter_of_a_family_has_a_gradient_at_its_start():
+    """Both sides of a low-rank term at zero would stay there."""
+    start = flows.ProjectiveLinear(flows.DiagonalLowRank(4, 1))
+    matrix = np.diag([1.0, 2.0, 1.0, 1.0]) + 0.5 * np.outer([1, 0, 1, 0], [0, 1, 0, 1])
+    fit = determinax.fit(matrix, start, key=jax.random.key(0), steps=100, batch_size=32)
+    for name in ("log_diagonal", "left", "right"):
+        moved = getattr(fit.proposal.flow.factor, name) - getattr(start.factor, name)
+        assert np.max(np.abs(moved)) > 0.01

@@ -21,7 +21,7 @@ def _hard_points(n: int, dtype: str):
         columns += [eye[k] + distance * rng.normal(size=n) for k in (0, n - 1)]
         columns += [eye[0] + distance * eye[1], eye[0] - distance * eye[1]]
         columns += [-eye[0] + distance * eye[1], -eye[0] - distance * eye[1]]
-    for edge in np.linspace(-1, 1, 7):
+    for edge in {*np.linspace(-1, 1, 7), *np.linspace(-1, 1, 9)}:  # of 6 bins, and of 8
         for ulp in (-1, 0, 1):
             h = np.clip(edge * (1 + ulp * np.finfo(dtype).eps), -1, 1)
             columns.append(h * eye[n - 1] + np.sqrt(1 - h * h) * eye[0])
@@ -63,6 +63,7 @@ CASES = [
         (entry.dimensions[0], "float32"),
         (entry.dimensions[0], "float64"),
         (10, "float32"),
+        (33, "float32"),
     )
     if n in entry.dimensions
 ]
@@ -71,9 +72,10 @@ CASES = [
 @pytest.mark.parametrize(("name", "n", "dtype"), CASES)
 def test_values_and_gradients_are_finite_at_hard_points(name, n, dtype):
     s = _hard_points(n, dtype)
-    f = build(name, n, dtype, MODERATE[-1])
-    for run in (_forward, _inverse):
-        out, gradients = run(f, s)
-        for leaf in jax.tree.leaves((out, gradients)):
-            assert leaf.dtype == dtype
-            assert jnp.all(jnp.isfinite(leaf))
+    for scale in (0.0, MODERATE[-1]):  # at 0 the knots are the even edges, exactly
+        f = build(name, n, dtype, scale)
+        for run in (_forward, _inverse):
+            out, gradients = run(f, s)
+            for leaf in jax.tree.leaves((out, gradients)):
+                assert leaf.dtype == dtype
+                assert jnp.all(jnp.isfinite(leaf))

@@ -49,5 +49,5 @@ def test_float32_agrees_with_float64(name, n):
         for scale in MODERATE:
             y32, log_det32 = map_(build(name, n, "float32", scale), s32)
             y64, log_det64 = map_(build(name, n, "float64", scale), s64)
-            np.testing.assert_allclose(y32, y64, atol=2e-3)
-            np.testing.assert_allclose(log_det32, log_det64, atol=2e-2)
+            np.testing.assert_allclose(y32, y64, atol=5e-5)
+            np.testing.assert_allclose(log_det32, log_det64, atol=5e-4)

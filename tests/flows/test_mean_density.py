@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from .registry import build, every_map, forward, inverse, points
+from .registry import MODERATE, build, every_map, forward, inverse, points
 
 
 def _assert_mean_is_one(x):
@@ -13,11 +13,11 @@ def _assert_mean_is_one(x):
 
 @every_map
 def test_density_has_mean_one_under_the_uniform_law(name, n):
-    f = build(name, n, "float64", 0.1)
+    f = build(name, n, "float64", MODERATE[-1])
     _assert_mean_is_one(np.exp(inverse(f, points(n, "float64"))[1]))
 
 
 @every_map
 def test_inverse_density_has_mean_one_under_its_own_law(name, n):
-    f = build(name, n, "float64", 0.1)
+    f = build(name, n, "float64", MODERATE[-1])
     _assert_mean_is_one(np.exp(forward(f, points(n, "float64"))[1]))

@@ -14,7 +14,7 @@ from .registry import (
     points,
 )
 
-TOLERANCE = {"float32": 2e-3, "float64": 1e-9}
+TOLERANCE = {"float32": 5e-5, "float64": 1e-9}
 
 
 @every_map_and_dtype
