@@ -430,8 +430,8 @@ TEXT = """# Digits by maximum likelihood
 
 A residual network ({blocks} blocks, {width} units, {steps:,} steps of {batch} digits) on the 8x8 digits,
 the same seed for every way to have log|det J|. Bits per dimension are of held-out digits, by exact
-determinants for all; milliseconds are the median of 30 more steps, for all in one process. 64 products a digit
-reveal J. Made by `python examples/digits_flow.py`.
+determinants for all; milliseconds are the median of 30 more steps, for all in one process. 64 products a
+digit reveal J. Made by `python examples/digits_flow.py`.
 
 {table}
 ![learning curves](digits_curves.png)
