@@ -108,8 +108,9 @@ def eliminate(matrix: Any, dtype: DTypeLike = float) -> Elimination:
         for _ in range(3)
     ]
     others.append(_log_abs_det(_eliminate(np.ascontiguousarray(band[::-1, ::-1]), q), q))
-    # the sum of n logarithms rounds as well
-    rounding = _SAFETY * max(abs(other - value) for other in others) + eps * (n + abs(value))
+    # np.max, which keeps a NaN; and the sum of n logarithms rounds as well
+    moved = float(np.max(np.abs(np.array(others) - value)))
+    rounding = _SAFETY * moved + eps * (n + abs(value))
     factor = Banded(
         jnp.asarray(band, dtype),
         jnp.asarray(factors[:, :p][:, ::-1], dtype),
