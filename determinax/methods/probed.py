@@ -79,27 +79,31 @@ class Probed(AbstractMethod):
                 num_matvecs_dense=n,
                 notes=(note,),
             )
-        factor = found.factor
-        solve_error = n * float(_solve_defect(factor, check_key))
+        error = require_proposal(found, check_key)
         note = (
             f"{names} revealed what the pattern has of A; A differs from it by {defect:.1e} of its "
             f"size, which {self.num_samples:,} samples corrected."
         )
-        preconditioned = ops.PreconditionedLinearOperator(operator, factor.multiply)
+        preconditioned = ops.PreconditionedLinearOperator(operator, found.factor.multiply)
         estimate = MonteCarlo(self.num_samples).estimate(
             preconditioned, sample_key, spent=spent, progress=progress
         )
-        estimate = estimate.moved(-factor.log_abs_det(), error=solve_error + found.rounding)
+        estimate = estimate.moved(-found.factor.log_abs_det(), error=error)
         method = f"probed, {self.num_samples:,} samples"
         return dataclasses.replace(estimate, method=method).with_notes(note)
 
 
 @dataclasses.dataclass(frozen=True)
 class Revealed:
-    """What probing found: R as a matrix, M = R^{-1} as a factor, log|det R|, its rounding."""
+    """What probing found: R as a matrix, M = R^{-1} as a factor, log|det R|, its rounding.
+
+    The factor has a rounding of its own, infinite where only pivoting could factorise R: then
+    there is no M. Ask `require_proposal` before using it.
+    """
 
     matrix: Any
     factor: flows.AbstractFactor
+    factor_rounding: float
     log_abs_det: float
     rounding: float
     num_products: int
@@ -123,16 +127,41 @@ def reveal(operator: lx.AbstractLinearOperator, pattern: Any = None) -> Revealed
         with np.errstate(divide="ignore"):  # a frequency that vanishes: -inf is right
             log_abs_det = float(np.sum(np.log(spectrum)))
             rounding = 4 * float(np.finfo(np.float64).eps * np.sum(np.max(spectrum) / spectrum))
+        factor_rounding = rounding
     else:
-        factor, log_abs_det, rounding = eliminate(matrix, dtype)
+        factor, log_abs_det, factor_rounding = eliminate(matrix, dtype)
+        rounding = factor_rounding
         how = "elimination in the band"
         if not rounding < _PIVOT_FROM:
             pivoted, pivoted_rounding = _pivoted(matrix)
             if not rounding <= pivoted_rounding:
                 log_abs_det, rounding, how = pivoted, pivoted_rounding, "sparse LU"
     # entries that products in float32 gave carry its rounding
-    rounding *= float(jnp.finfo(dtype).eps) / float(np.finfo(np.float64).eps)
-    return Revealed(matrix, flows.Inverse(factor), log_abs_det, rounding, num_products, how)
+    coarser = float(jnp.finfo(dtype).eps) / float(np.finfo(np.float64).eps)
+    return Revealed(
+        matrix=matrix,
+        factor=flows.Inverse(factor),
+        factor_rounding=coarser * factor_rounding,
+        log_abs_det=log_abs_det,
+        rounding=coarser * rounding,
+        num_products=num_products,
+        how=how,
+    )
+
+
+def require_proposal(found: Revealed, key: PRNGKeyArray) -> float:
+    """How far rounding may move the weights under M = R^{-1}, in nats; refuse where there is no M."""
+    n = found.factor.n
+    error = found.factor_rounding
+    if math.isfinite(error):
+        error += n * float(_solve_defect(found.factor, key))
+    if not math.isfinite(error):
+        raise OperatorError(
+            "what the pattern has of the operator is singular, or a zero on its diagonal stops an "
+            "elimination without pivoting, so its inverse is no proposal: permute the operator's "
+            "rows until the diagonal has no zeros (|det| stays), or use Exact() or MonteCarlo()"
+        )
+    return error
 
 
 def _circulant(operator: ops.ConvolutionLinearOperator, matrix) -> flows.Circulant:

@@ -30,10 +30,10 @@ import lineax as lx
 import numpy as np
 from jaxtyping import Array, Float, Int, PRNGKeyArray
 
-from determinax import flows, sphere, weights
+from determinax import flows, sphere, verdict, weights
 from determinax import operators as ops
 from determinax.methods.base import require_key, whole_number
-from determinax.methods.probed import reveal
+from determinax.methods.probed import require_proposal, reveal
 from determinax.operators import OperatorError, Products
 from determinax.progress import reporting
 from determinax.proposals import Proposal
@@ -139,6 +139,12 @@ def _fit_probed(operator, key, pattern, spent: Products) -> Fit:
     """M = R^{-1}, and a few fresh weights to see how well it fits."""
     began = time.perf_counter()
     found = reveal(operator, pattern)
+    error = require_proposal(found, key)
+    if error > verdict.THRESHOLDS["rounding"].unreliable:
+        raise OperatorError(
+            f"what the pattern has of the operator is so ill-conditioned that rounding may move the "
+            f"weights under its inverse by {error:.1g} nats: use float64, or structure=\"dense\""
+        )
     proposal = Proposal(flows.ProjectiveLinear(found.factor))
     log_w = weights.guarded(_fresh_log_weights, operator, proposal, key)
     history = {name: np.asarray(value)[None] for name, value in _look(log_w).items()}
