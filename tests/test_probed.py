@@ -152,6 +152,9 @@ def test_a_probed_fit_is_a_proposal():
     fit = fit_linear(operator, key=KEY, structure="probe")
     assert fit.num_matvecs == 9 + 8
     assert fit.history["spread"][0] < 1e-9
+    assert fit_linear(operator, key=KEY, structure="probe", tolerance=1e-8).converged
+    wider = np.triu(np.tril(np.random.default_rng(0).normal(size=(8, 8)) + 4 * np.eye(8), 2), -1)
+    assert not fit_linear(wider, key=KEY, structure="probe", pattern=(1, 1)).converged
     points, log_q = fit.proposal.sample_columns(KEY, 5)
     log_w = weights.log_weights(operator, points, log_q)
     np.testing.assert_allclose(-log_w, exact(operator), atol=1e-9)

@@ -29,6 +29,8 @@ def test_full_frames_make_one_sample_exact_after_2n_products(matrix):
     log_w = log_weights(matrix, fit)
     assert fit.num_matvecs == 2 * len(matrix)
     assert fit.num_transposed == 0
+    assert fit.converged  # as the second frame shows
+    assert fit.history["spread"][0] > 0.1
     np.testing.assert_allclose(-log_w, np.linalg.slogdet(matrix)[1], rtol=0, atol=1e-10)
     assert np.std(log_w) < 1e-11
 
@@ -115,6 +117,15 @@ def test_history_has_an_entry_a_step():
     )
     assert fit.num_matvecs == 95
     assert "19 steps" in repr(fit)
+
+
+@pytest.mark.parametrize("k", [1, 3])
+def test_history_has_the_spread_of_the_steps_own_weights(k):
+    fit = fit_linear(A1, key=KEY, block_size=k, max_matvecs=k, transpose=False)
+    z = sphere.frame(jax.random.fold_in(KEY, 0), 10, k)
+    log_w = weights.log_weights(as_operator(A1), z)
+    np.testing.assert_allclose(fit.history["spread"], [np.nan if k == 1 else np.std(log_w)])
+    assert not fit.converged
 
 
 @pytest.mark.parametrize(
