@@ -71,7 +71,8 @@ def main() -> None:
     ax.legend()
     out = pathlib.Path("docs/results/variance_law.md")
     figure.savefig(out.with_suffix(".png"), dpi=110, bbox_inches="tight")
-    out.write_text("\n".join([*lines, "\n![Spread over what is predicted, against the norm](variance_law.png)\n"]))
+    lines.append("\n![Spread over what is predicted, against the norm](variance_law.png)\n")
+    out.write_text("\n".join(lines))
     print(out.read_text())
 
 

@@ -6,9 +6,9 @@ docs/results/.
 The layer y = Kx is a 3x3 zero-padded convolution, trained by maximum likelihood of Gaussian noise,
 SGD on |Kx|^2/2 - log|det K|, so that log|det K| and its gradient are wanted at every step. The tracker
 knows nothing of convolutions: it multiplies K with 16 vectors a step, estimates with the proposal
-that it has, takes the gradient of that estimate (a backward pass through the same products, about as dear), and
-improves the proposal with them too. The neighbours' estimator, Lanczos quadrature, starts from nothing
-at every step, with about as many products; no gradient is taken of it here.
+that it has, takes the gradient of that estimate (a backward pass through the same products, about as
+dear), and improves the proposal with them too. The neighbours' estimator, Lanczos quadrature, starts
+from nothing at every step, with about as many products; no gradient is taken of it here.
 What knows the stencil needs no estimate at all: `Probed()` reads K off 9 products, exactly.
 """
 

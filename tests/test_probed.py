@@ -125,7 +125,7 @@ def test_what_only_pivoting_can_factorise_is_no_proposal():
 
 def test_a_probed_fit_refuses_what_rounding_spoils():
     kernel = np.random.default_rng(0).normal(size=(3, 3))
-    with pytest.raises(OperatorError, match="ill-conditioned|permute"):
+    with pytest.raises(OperatorError, match="so ill-conditioned"):
         fit_linear(convolution(kernel, (64, 64)), key=KEY, structure="probe")
 
 

@@ -146,7 +146,7 @@ def _fit_probed(operator, key, pattern, tolerance: float, spent: Products) -> Fi
     if error > verdict.THRESHOLDS["rounding"].unreliable:
         raise OperatorError(
             f"what the pattern has of the operator is so ill-conditioned that rounding may move the "
-            f"weights under its inverse by {error:.1g} nats: use float64, or structure=\"dense\""
+            f'weights under its inverse by {error:.1g} nats: use float64, or structure="dense"'
         )
     proposal = Proposal(flows.ProjectiveLinear(found.factor))
     log_w = weights.guarded(_fresh_log_weights, operator, proposal, key)
