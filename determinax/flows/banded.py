@@ -97,7 +97,7 @@ def eliminate(matrix: Any, dtype: DTypeLike = float) -> Elimination:
     order = narrow_order(coo)
     place = np.argsort(order)
     rows, columns = place[coo.row], place[coo.col]
-    p, q = (max(0, int(np.max(d, initial=0))) for d in (rows - columns, columns - rows))
+    p, q = _reach(rows - columns)
     band = np.zeros((n, p + q + 1))
     band[rows, columns - rows + p] = coo.data
     factors = _eliminate(band, p)
@@ -131,6 +131,17 @@ def narrow_order(coo: scipy.sparse.coo_array) -> np.ndarray:
         return np.max(np.abs(place[coo.row] - place[coo.col]), initial=0)
 
     return min((given, other), key=width)
+
+
+def band_widths(pattern: Any) -> tuple[int, int]:
+    """The diagonals below and above the main one, in the order that `eliminate` takes."""
+    coo = scipy.sparse.coo_array(scipy.sparse.csr_array(pattern))
+    place = np.argsort(narrow_order(coo))
+    return _reach(place[coo.row] - place[coo.col])
+
+
+def _reach(offsets: np.ndarray) -> tuple[int, int]:
+    return int(np.max(offsets, initial=0)), int(np.max(-offsets, initial=0))
 
 
 def _eliminate(band: np.ndarray, p: int) -> np.ndarray:

@@ -16,17 +16,20 @@ from jaxtyping import Array, PRNGKeyArray
 from determinax import flows, sphere
 from determinax import operators as ops
 from determinax.estimate import Estimate
-from determinax.flows.banded import eliminate
+from determinax.flows.banded import band_widths, eliminate
 from determinax.flows.base import dtype_of
 from determinax.methods.base import AbstractMethod, require_key, whole_number
+from determinax.methods.exact import physical_memory
 from determinax.methods.monte_carlo import MonteCarlo
 from determinax.operators import NO_PRODUCTS, OperatorError, Products
 from determinax.progress import Report
 
 # fresh products that say whether the pattern holds, and how many roundings they may differ by
-_CHECKS, _ROUNDINGS = 2, 32
+CHECKS, _ROUNDINGS = 2, 32
 # from this rounding on, in nats, an LU with pivoting is tried as well
 _PIVOT_FROM = 1e-6
+# bands in memory at a time: A's, its factors', those that measure rounding, and what JAX holds
+_BANDS = 5
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -63,12 +66,14 @@ class Probed(AbstractMethod):
         check_key, sample_key = jax.random.split(require_key(key, "Probed"))
         n = operator.in_size()
         found = reveal(operator, self.pattern)
-        spent += Products(found.num_products + _CHECKS)
+        spent += Products(found.num_products + CHECKS)
         defect = _pattern_defect(operator, found.matrix, check_key)
         names = f"{found.num_products} products"
         eps = float(jnp.finfo(operator.in_structure().dtype).eps)
         if defect <= _ROUNDINGS * eps:
-            note = f"{names} revealed A by its pattern, and {_CHECKS} more agreed with what they found."
+            note = (
+                f"{names} revealed A by its pattern, and {CHECKS} more agreed with what they found."
+            )
             return Estimate(
                 log_abs_det=jnp.asarray(found.log_abs_det),
                 standard_error=jnp.asarray(found.rounding),
@@ -119,9 +124,12 @@ def reveal(operator: lx.AbstractLinearOperator, pattern: Any = None) -> Revealed
     m, n = operator.out_size(), operator.in_size()
     if m != n:
         raise OperatorError(f"operator is {m}x{n}: probing factorises square operators only")
-    matrix, num_products = ops.probe(operator, _pattern(operator, pattern))
+    pattern, circulant = _pattern(operator, pattern), is_circulant(operator)
+    if not circulant:
+        _require_memory(n, *band_widths(pattern))
+    matrix, num_products = ops.probe(operator, pattern)
     dtype = operator.in_structure().dtype
-    if isinstance(operator, ops.ConvolutionLinearOperator) and operator.padding == "circular":
+    if circulant:
         factor, how = _circulant(operator, matrix), "by the FFT"
         spectrum = np.linalg.svd(np.asarray(factor.spectrum()), compute_uv=False)
         with np.errstate(divide="ignore"):  # a frequency that vanishes: -inf is right
@@ -149,6 +157,26 @@ def reveal(operator: lx.AbstractLinearOperator, pattern: Any = None) -> Revealed
     )
 
 
+def is_circulant(operator: lx.AbstractLinearOperator) -> bool:
+    """Whether the FFT factorises it, which needs no band."""
+    return isinstance(operator, ops.ConvolutionLinearOperator) and operator.padding == "circular"
+
+
+def band_memory(n: int, below: int, above: int) -> int:
+    """What elimination in a band takes, in bytes."""
+    return _BANDS * 8 * n * (below + 1 + above)
+
+
+def _require_memory(n: int, below: int, above: int) -> None:
+    need = band_memory(n, below, above)
+    if need > physical_memory():
+        raise ValueError(
+            f"Probed() needs a band of {n}x{below + 1 + above} and its factors, "
+            f"{need / 2**30:.0f} GiB: more than this machine has; use Auto(max_matvecs=...), "
+            "MonteCarlo or Lanczos"
+        )
+
+
 def require_proposal(found: Revealed, key: PRNGKeyArray) -> float:
     """How far rounding may move the weights under M = R^{-1}, in nats; refuse where there is no M."""
     n = found.factor.n
@@ -164,7 +192,7 @@ def require_proposal(found: Revealed, key: PRNGKeyArray) -> float:
     return error
 
 
-def _circulant(operator: ops.ConvolutionLinearOperator, matrix) -> flows.Circulant:
+def _circulant(operator: Any, matrix) -> flows.Circulant:
     """The kernel as large as the image: the response to the first pixel of each channel."""
     shape, (channels, _) = operator.image_shape, operator.kernel.shape[:2]
     responses = matrix[:, :: math.prod(shape)].toarray()
@@ -211,7 +239,7 @@ def _pattern(operator, pattern: Any) -> Any:
 
 def _pattern_defect(operator, matrix, key) -> float:
     """The largest difference between A and R on random directions, over |R| times their size."""
-    z = sphere.uniform(key, operator.in_size(), _CHECKS, operator.in_structure().dtype)
+    z = sphere.uniform(key, operator.in_size(), CHECKS, operator.in_structure().dtype)
     images = np.asarray(_columns(operator, z))
     size = abs(matrix) @ np.abs(z)
     scale = np.maximum(size, np.finfo(images.dtype).tiny)
@@ -225,5 +253,5 @@ _columns = eqx.filter_jit(ops.columns)
 @eqx.filter_jit
 def _solve_defect(factor: flows.AbstractFactor, key) -> Array:
     """How far R M z is from z: what rounding does to the proposal."""
-    z = sphere.uniform(key, factor.n, _CHECKS, dtype_of(factor))
+    z = sphere.uniform(key, factor.n, CHECKS, dtype_of(factor))
     return jnp.max(jnp.linalg.norm(factor.solve(factor.multiply(z)) - z, axis=0))
