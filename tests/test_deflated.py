@@ -139,6 +139,15 @@ def test_it_can_be_differentiated():
     a = jnp.asarray(gaussian(6))
     gradient = jax.grad(lambda x: log_abs_det(x, Deflated(6), key=KEY).log_abs_det)(a)
     np.testing.assert_allclose(gradient, np.linalg.inv(a).T, atol=1e-9)
+    gradient = jax.grad(lambda x: log_abs_det(x, Deflated(4, Exact()), key=KEY).log_abs_det)(a)
+    np.testing.assert_allclose(gradient, np.linalg.inv(a).T, atol=1e-9)
+
+
+def test_a_constant_operator_inside_of_jit():
+    a = gaussian(6)
+    inside = jax.jit(lambda: log_abs_det(a, Deflated(4, Exact()), key=KEY))()
+    assert inside.status == "exact"
+    assert abs(float(inside) - np.linalg.slogdet(a)[1]) < 1e-12
 
 
 def test_bad_input():

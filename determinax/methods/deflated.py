@@ -96,7 +96,7 @@ class Deflated(AbstractMethod):
         condition = _joint_condition(sizes, rest, n - k)
         rounding = _rounding(condition, logs)
         moved = rest.moved(factor * jnp.sum(logs), factor=factor, error=rounding)
-        if not traced and rounding > verdict.THRESHOLDS["rounding"].warn:
+        if not ops.is_traced(rounding) and rounding > verdict.THRESHOLDS["rounding"].warn:
             moved = moved.with_notes(
                 f"Rounding in the {k:,} directions may have cost {float(rounding):.1g} nats: use "
                 "float64, or a formulation with a smaller condition number."
