@@ -181,11 +181,11 @@ class Estimate(eqx.Module):
             lines.append(f"  95 % interval {low} .. {high}")
         certified = math.nan if self.importance_bound is None else float(self.certified_upper())
         if self.kl_bound is not None and status != "exact" and math.isfinite(certified):
-            lines.append(
-                f"  certified < {certified:.6g} (95 %), KL bound "
-                f"{float(self.kl_bound):.6g}; effective sample size "
-                f"{float(self.effective_sample_size or 0):.3g}, Pareto k {_show(self.pareto_k)}"
-            )
+            figures = f"  certified < {certified:.6g} (95 %), KL bound {float(self.kl_bound):.6g}"
+            if self.effective_sample_size is not None:
+                size = float(self.effective_sample_size)
+                figures += f"; effective sample size {size:.3g}, Pareto k {_show(self.pareto_k)}"
+            lines.append(figures)
         lines.append(f"  {self.cost}")
         lines += [f"  - {reason}" for reason in reasons + self.notes]
         return "\n".join(lines)

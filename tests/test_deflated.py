@@ -4,6 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import scipy.linalg
 import scipy.sparse.linalg
 
 from determinax import (
@@ -23,6 +24,12 @@ KEY = jax.random.key(0)
 
 def gaussian(n, m=None):
     return np.random.default_rng(n).normal(size=(m or n, n))
+
+
+def log_det_hilbert(n):
+    """Of factorials alone, so that nothing cancels."""
+    products = np.cumsum(np.cumsum(np.log(np.arange(1, 2 * n))))
+    return 4 * products[n - 2] - products[2 * n - 2]
 
 
 @pytest.mark.parametrize("k", [1, 3, 7, 11])
@@ -52,6 +59,29 @@ def test_an_exact_method_on_the_complement_makes_an_exact_estimate(inner):
     a = 0.3 * np.asarray(sphere.frame(KEY, 9)) if isinstance(inner, MonteCarlo) else gaussian(9)
     e = log_abs_det(a, Deflated(4, inner), key=KEY)
     assert abs(e.log_abs_det - np.linalg.slogdet(a)[1]) < 1e-12
+
+
+@pytest.mark.parametrize("inner", [MonteCarlo(32), Exact()])
+@pytest.mark.parametrize("k", [9, 17, 18])
+def test_rounding_of_the_directions_is_part_of_the_error(k, inner):
+    """Hilbert's matrix: condition numbers of 1e22, far beyond what double precision carries."""
+    n = 18
+    e = log_abs_det(scipy.linalg.hilbert(n), Deflated(k, inner), key=KEY)
+    truth = log_det_hilbert(n)
+    assert abs(e.log_abs_det - truth) > 30  # or it would be no test
+    assert e.status == "unreliable"
+    if k > 9 or isinstance(inner, Exact):
+        assert any("ounding" in reason for reason in e.reasons)
+
+
+@pytest.mark.parametrize("inner", [MonteCarlo(32), Exact()])
+def test_rounding_is_within_its_error(inner):
+    n = 8
+    truth = log_det_hilbert(n)
+    for key in jax.random.split(KEY, 20):
+        e = log_abs_det(scipy.linalg.hilbert(n), Deflated(n - 1, inner), key=key)
+        assert abs(e.log_abs_det - truth) < 4 * e.standard_error < 1e-3
+        assert e.status == "exact"
 
 
 def test_tall_and_complex_operators():
@@ -109,6 +139,15 @@ def test_it_can_be_differentiated():
     a = jnp.asarray(gaussian(6))
     gradient = jax.grad(lambda x: log_abs_det(x, Deflated(6), key=KEY).log_abs_det)(a)
     np.testing.assert_allclose(gradient, np.linalg.inv(a).T, atol=1e-9)
+    gradient = jax.grad(lambda x: log_abs_det(x, Deflated(4, Exact()), key=KEY).log_abs_det)(a)
+    np.testing.assert_allclose(gradient, np.linalg.inv(a).T, atol=1e-9)
+
+
+def test_a_constant_operator_inside_of_jit():
+    a = gaussian(6)
+    inside = jax.jit(lambda: log_abs_det(a, Deflated(4, Exact()), key=KEY))()
+    assert inside.status == "exact"
+    assert abs(float(inside) - np.linalg.slogdet(a)[1]) < 1e-12
 
 
 def test_bad_input():

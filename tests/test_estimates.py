@@ -9,6 +9,7 @@ import scipy.sparse.linalg
 from registry import EQUAL_WEIGHTS, KINDS, MATRICES, near_isometry, orthogonal
 
 import determinax as dx
+from determinax.methods import auto, probed
 from determinax.paper.matrices import FILTER
 
 KEY = jax.random.key(1)
@@ -237,6 +238,33 @@ def test_auto_probes_a_convolution_and_is_right_where_dense_factorisations_fail(
     assert "Auto chose Probed" in e.reasons[-1]
     assert abs(float(e) - 373.570605) < 1e-5
     assert e.num_matvecs <= 9 + 8
+
+
+def test_auto_probes_a_known_pattern_where_n_products_are_too_many():
+    n, rng = 300, np.random.default_rng(0)
+    diagonals = 4 + rng.normal(size=n), rng.normal(size=n - 1), rng.normal(size=n - 1)
+    matrix = scipy.sparse.diags_array(diagonals, offsets=(0, -1, 1))
+    for operator in (matrix.tocsr(), lx.TridiagonalLinearOperator(*map(jnp.asarray, diagonals))):
+        e = dx.log_abs_det(operator, dx.Auto(20), key=KEY)
+        assert "Auto chose Probed" in e.reasons[-1]
+        assert e.status == "exact"
+        assert e.num_matvecs == 3 + 2 <= 20
+        assert abs(float(e) - truth(matrix.toarray())) < 1e-10
+        assert "Auto chose Exact" in dx.log_abs_det(operator, dx.Auto(n), key=KEY).reasons[-1]
+        assert "Probed" not in dx.log_abs_det(operator, dx.Auto(4), key=KEY).method
+
+
+def test_auto_probes_no_further_than_memory_goes(monkeypatch):
+    operator = dx.operators.convolution(FILTER, (32, 32))
+    for module in (auto, probed):
+        monkeypatch.setattr(module, "physical_memory", lambda: 100_000)
+    e = dx.log_abs_det(operator, dx.Auto(100), key=KEY)
+    assert "Auto chose Lanczos" in e.reasons[-1]
+    with pytest.raises(ValueError, match="band of 1024x67"):
+        dx.log_abs_det(operator, dx.Probed(), key=KEY)
+    # the FFT needs no band
+    circular = dx.operators.convolution(FILTER, (32, 32), "circular")
+    assert "Auto chose Probed" in dx.log_abs_det(circular, dx.Auto(100), key=KEY).reasons[-1]
 
 
 def test_auto_deflates_what_is_broad_and_has_no_transpose():

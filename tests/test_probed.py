@@ -103,6 +103,32 @@ def test_zeros_on_the_diagonal_are_left_to_pivoting():
     assert abs(float(e) - np.linalg.slogdet(matrix.toarray())[1]) < 1e-12
 
 
+def test_a_zero_that_only_the_reverse_elimination_meets_is_left_to_pivoting():
+    e = log_abs_det(scipy.sparse.csr_array([[1.0, 1.0], [1.0, 0.0]]), Probed(), key=KEY)
+    assert "sparse LU" in e.method
+    assert e.status == "exact"
+    assert abs(float(e)) < 1e-14
+
+
+def test_what_only_pivoting_can_factorise_is_no_proposal():
+    """Nor is it blamed on products that were finite all along."""
+    pattern = scipy.sparse.csr_array(np.eye(6)[::-1] * 3 + np.eye(6, k=1))
+    nearly = pattern.toarray() + 1e-4 * np.random.default_rng(0).normal(size=(6, 6))
+    with pytest.raises(OperatorError, match="permute the operator's rows"):
+        log_abs_det(nearly, Probed(100, pattern), key=KEY)
+    with pytest.raises(OperatorError, match="permute the operator's rows"):
+        fit_linear(pattern, key=KEY, structure="probe")
+    # the cure works
+    e = log_abs_det(nearly[::-1], Probed(100, pattern[::-1]), key=KEY)
+    assert abs(float(e) - np.linalg.slogdet(nearly)[1]) < 4 * e.standard_error < 1e-3
+
+
+def test_a_probed_fit_refuses_what_rounding_spoils():
+    kernel = np.random.default_rng(0).normal(size=(3, 3))
+    with pytest.raises(OperatorError, match="so ill-conditioned"):
+        fit_linear(convolution(kernel, (64, 64)), key=KEY, structure="probe")
+
+
 def test_what_the_pattern_misses_is_corrected_without_bias():
     operator = convolution(GENTLE, (10, 10))
     pattern = operators.known_pattern(operator)
@@ -126,6 +152,9 @@ def test_a_probed_fit_is_a_proposal():
     fit = fit_linear(operator, key=KEY, structure="probe")
     assert fit.num_matvecs == 9 + 8
     assert fit.history["spread"][0] < 1e-9
+    assert fit_linear(operator, key=KEY, structure="probe", tolerance=1e-8).converged
+    wider = np.triu(np.tril(np.random.default_rng(0).normal(size=(8, 8)) + 4 * np.eye(8), 2), -1)
+    assert not fit_linear(wider, key=KEY, structure="probe", pattern=(1, 1)).converged
     points, log_q = fit.proposal.sample_columns(KEY, 5)
     log_w = weights.log_weights(operator, points, log_q)
     np.testing.assert_allclose(-log_w, exact(operator), atol=1e-9)

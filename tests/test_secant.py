@@ -29,6 +29,8 @@ def test_full_frames_make_one_sample_exact_after_2n_products(matrix):
     log_w = log_weights(matrix, fit)
     assert fit.num_matvecs == 2 * len(matrix)
     assert fit.num_transposed == 0
+    assert fit.converged  # as the second frame shows
+    assert fit.history["spread"][0] > 0.1
     np.testing.assert_allclose(-log_w, np.linalg.slogdet(matrix)[1], rtol=0, atol=1e-10)
     assert np.std(log_w) < 1e-11
 
@@ -90,16 +92,19 @@ def test_without_a_transpose_it_goes_forward_only():
 
 
 def test_a_moving_operator_is_followed():
-    """1 % drift a step, 8 forward and 8 transposed products: the frame before the update tells."""
+    """2 % drift a step, 8 forward and 8 transposed products: the frame before the update tells."""
     rng, n = np.random.default_rng(0), 32
     a = np.eye(n) + 0.3 * rng.normal(size=(n, n)) / n**0.5
-    fit, errors = fit_linear(a, key=KEY), []
-    for step in range(30):
-        a = a @ (np.eye(n) + 0.01 * rng.normal(size=(n, n)) / n**0.5)
-        key = jax.random.fold_in(KEY, step)
-        fit = fit_linear(a, key=key, start=fit, block_size=8, max_matvecs=16)
-        errors.append(abs(fit.history["log_abs_det"][0] - np.linalg.slogdet(a)[1]))
-    assert np.mean(errors) < 0.05
+    fit = held = fit_linear(a, key=KEY)
+    followed, stale = [], []
+    for step in range(60):
+        a = a @ (np.eye(n) + 0.02 * rng.normal(size=(n, n)) / n**0.5)
+        options = {"key": jax.random.fold_in(KEY, step), "block_size": 8, "max_matvecs": 16}
+        fit = fit_linear(a, start=fit, **options)
+        followed.append(fit.history["spread"][0])
+        # the proposal of the first operator, on the same frame
+        stale.append(fit_linear(a, start=held, **options).history["spread"][0])
+    assert np.mean(followed[30:]) < 0.5 * np.mean(stale[30:])
 
 
 def test_it_goes_on_from_any_projective_linear_proposal():
@@ -115,6 +120,15 @@ def test_history_has_an_entry_a_step():
     )
     assert fit.num_matvecs == 95
     assert "19 steps" in repr(fit)
+
+
+@pytest.mark.parametrize("k", [1, 3])
+def test_history_has_the_spread_of_the_steps_own_weights(k):
+    fit = fit_linear(A1, key=KEY, block_size=k, max_matvecs=k, transpose=False)
+    z = sphere.frame(jax.random.fold_in(KEY, 0), 10, k)
+    log_w = weights.log_weights(as_operator(A1), z)
+    np.testing.assert_allclose(fit.history["spread"], [np.nan if k == 1 else np.std(log_w)])
+    assert not fit.converged
 
 
 @pytest.mark.parametrize(

@@ -97,7 +97,7 @@ def eliminate(matrix: Any, dtype: DTypeLike = float) -> Elimination:
     order = narrow_order(coo)
     place = np.argsort(order)
     rows, columns = place[coo.row], place[coo.col]
-    p, q = (max(0, int(np.max(d, initial=0))) for d in (rows - columns, columns - rows))
+    p, q = _reach(rows - columns)
     band = np.zeros((n, p + q + 1))
     band[rows, columns - rows + p] = coo.data
     factors = _eliminate(band, p)
@@ -108,8 +108,9 @@ def eliminate(matrix: Any, dtype: DTypeLike = float) -> Elimination:
         for _ in range(3)
     ]
     others.append(_log_abs_det(_eliminate(np.ascontiguousarray(band[::-1, ::-1]), q), q))
-    # the sum of n logarithms rounds as well
-    rounding = _SAFETY * max(abs(other - value) for other in others) + eps * (n + abs(value))
+    # np.max, which keeps a NaN; and the sum of n logarithms rounds as well
+    moved = float(np.max(np.abs(np.array(others) - value)))
+    rounding = _SAFETY * moved + eps * (n + abs(value))
     factor = Banded(
         jnp.asarray(band, dtype),
         jnp.asarray(factors[:, :p][:, ::-1], dtype),
@@ -130,6 +131,17 @@ def narrow_order(coo: scipy.sparse.coo_array) -> np.ndarray:
         return np.max(np.abs(place[coo.row] - place[coo.col]), initial=0)
 
     return min((given, other), key=width)
+
+
+def band_widths(pattern: Any) -> tuple[int, int]:
+    """The diagonals below and above the main one, in the order that `eliminate` takes."""
+    coo = scipy.sparse.coo_array(scipy.sparse.csr_array(pattern))
+    place = np.argsort(narrow_order(coo))
+    return _reach(place[coo.row] - place[coo.col])
+
+
+def _reach(offsets: np.ndarray) -> tuple[int, int]:
+    return int(np.max(offsets, initial=0)), int(np.max(-offsets, initial=0))
 
 
 def _eliminate(band: np.ndarray, p: int) -> np.ndarray:

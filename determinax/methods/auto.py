@@ -1,4 +1,4 @@
-"""The default: exact where n products fit the budget, else what a few pilot products recommend."""
+"""The default: exact where the pattern or the budget allows, else what a few pilot products say."""
 
 import dataclasses
 import math
@@ -10,12 +10,13 @@ from jaxtyping import PRNGKeyArray
 
 from determinax import operators as ops
 from determinax.estimate import Estimate
+from determinax.flows.banded import band_widths
 from determinax.methods.base import AbstractMethod, require_key, whole_number
 from determinax.methods.deflated import Deflated
-from determinax.methods.exact import Exact
+from determinax.methods.exact import Exact, physical_memory
 from determinax.methods.lanczos import Lanczos, is_definite, transposed
 from determinax.methods.monte_carlo import MonteCarlo
-from determinax.methods.probed import Probed
+from determinax.methods.probed import CHECKS, Probed, band_memory, is_circulant
 from determinax.operators import NO_PRODUCTS, OperatorError, Products
 from determinax.progress import Report
 
@@ -29,6 +30,8 @@ _NARROW = 0.5
 _BROAD = 0.75
 # entries of the frames that deflation may keep
 _FRAME_ENTRIES = 2**27
+# multiply-adds of one elimination in a band: for a 512x512 image they are half of this
+_BAND_WORK = 2**37
 
 
 @dataclasses.dataclass(frozen=True)
@@ -39,6 +42,10 @@ class Auto(AbstractMethod):
 
     - `max_matvecs`: the products that may be spent, transposed ones included. Where n fit, the
         result is exact. None: exact up to n = 8192, and a budget of n/4 products beyond.
+
+    Where the operator's kind tells where it has entries, a few products reveal them all (`Probed`):
+    convolutions are always probed, sparse, diagonal and tridiagonal operators where n products are
+    too many, both as far as the band fits in memory.
 
     It never fits a proposal: from scratch that costs more than the n products which reveal A. A
     proposal pays where it is used again, see `Variational` and `Tracker`.
@@ -63,9 +70,12 @@ class Auto(AbstractMethod):
         n = ops.rows_columns(operator)[1]
         budget = self.max_matvecs
         limit = _DENSE_LIMIT if budget is None else budget
-        probed = self._probe(operator, key, n if n <= limit else budget or n // 4, spent, progress)
-        if probed is not None:
-            return probed
+        # a convolution can be a trap for dense factorisations, of any size
+        if n > limit or isinstance(operator, ops.ConvolutionLinearOperator):
+            allowed = n if n <= limit else budget or n // 4
+            probed = self._probe(operator, key, allowed, spent, progress)
+            if probed is not None:
+                return probed
         if n <= limit:
             note = f"Auto chose Exact: {n:,} products reveal A, and {limit:,} were allowed."
             return Exact().estimate(operator, key, spent=spent, progress=progress).with_notes(note)
@@ -90,16 +100,19 @@ class Auto(AbstractMethod):
         return method.estimate(operator, main_key, spent=spent, progress=progress).with_notes(note)
 
     def _probe(self, operator, key, budget: int, spent, progress) -> Estimate | None:
-        """A convolution's stencil is known: a few products reveal it, whatever the image."""
-        square = operator.in_size() == operator.out_size()
-        if key is None or not square or ops.is_traced((operator, key)):
+        """The result, where a pattern is known and what it takes can be afforded."""
+        n = operator.in_size()
+        if key is None or n != operator.out_size() or ops.is_traced((operator, key)):
             return None
-        if not isinstance(operator, ops.ConvolutionLinearOperator):
+        pattern = ops.known_pattern(operator)
+        if pattern is None or not (is_circulant(operator) or _has_narrow_band(pattern)):
             return None
-        needed = operator.kernel.shape[1] * math.prod(operator.kernel.shape[2:]) + 8
+        needed = int(np.max(ops.colour(pattern))) + 1 + CHECKS
         if needed > budget - spent.total:
             return None
-        note = "Auto chose Probed: a convolution has as many unknowns as its kernel has entries."
+        note = (
+            f"Auto chose Probed: {needed} products reveal and check what its pattern leaves open."
+        )
         estimate = Probed().estimate(operator, key, spent=spent, progress=progress)
         return estimate.with_notes(note)
 
@@ -116,6 +129,13 @@ class Auto(AbstractMethod):
         deeper = 2 if spread > _BROAD * math.sqrt(n / 2) else 1
         depth = max(1, min(n, round(deeper * steps**0.5), steps, _MAX_DEPTH))
         return Lanczos(max(1, steps // depth), depth), "too broad for Monte Carlo"
+
+
+def _has_narrow_band(pattern) -> bool:
+    n = pattern.shape[0]
+    below, above = band_widths(pattern)
+    fits = band_memory(n, below, above) <= physical_memory()
+    return fits and n * below * above <= _BAND_WORK
 
 
 def _deflated(operator, left: int) -> AbstractMethod:

@@ -7,10 +7,10 @@ from typing import Literal
 import jax
 import jax.numpy as jnp
 import lineax as lx
-from jaxtyping import Array, PRNGKeyArray
+from jaxtyping import Array, Float, PRNGKeyArray
 
 from determinax import operators as ops
-from determinax import sphere, weights
+from determinax import sphere, verdict, weights
 from determinax.estimate import Estimate
 from determinax.methods.base import AbstractMethod, require_key, whole_number
 from determinax.methods.monte_carlo import MonteCarlo
@@ -79,13 +79,13 @@ class Deflated(AbstractMethod):
         run = ops.deflate if traced else ops.compiled_deflate
         r, compressed = weights.guarded(run, operator, frame)
         logs = jnp.log(jnp.abs(jnp.diagonal(r)))
-        factor, eps = ops.log_det_factor(operator), float(jnp.finfo(dtype).eps)
+        factor = ops.log_det_factor(operator)
+        sizes = jnp.linalg.svd(jax.lax.stop_gradient(r), compute_uv=False)[jnp.array([0, -1])]
         if k == n:
-            values = jnp.linalg.svd(jax.lax.stop_gradient(r), compute_uv=False)
-            condition = values[0] / values[-1]
+            condition = sizes[0] / sizes[1]
             return Estimate(
                 log_abs_det=factor * jnp.sum(logs),
-                standard_error=eps * (condition + 4 * jnp.sum(jnp.abs(logs))),
+                standard_error=_rounding(condition, logs),
                 condition=condition,
                 method="deflated, all directions",
                 num_matvecs=spent.total,
@@ -93,9 +93,17 @@ class Deflated(AbstractMethod):
                 num_matvecs_dense=ops.rows_columns(operator)[1],
             )
         rest = self.method.estimate(compressed, method_key, spent=spent, progress=progress)
-        moved = rest.moved(factor * jnp.sum(logs), factor=factor)
+        condition = _joint_condition(sizes, rest, n - k)
+        rounding = _rounding(condition, logs)
+        moved = rest.moved(factor * jnp.sum(logs), factor=factor, error=rounding)
+        if not ops.is_traced(rounding) and rounding > verdict.THRESHOLDS["rounding"].warn:
+            moved = moved.with_notes(
+                f"Rounding in the {k:,} directions may have cost {float(rounding):.1g} nats: use "
+                "float64, or a formulation with a smaller condition number."
+            )
         return dataclasses.replace(
             moved,
+            condition=None if rest.condition is None else condition,
             method=f"deflated, {k:,} directions; {rest.method}",
             num_matvecs_dense=ops.rows_columns(operator)[1],
         )
@@ -115,3 +123,19 @@ class Deflated(AbstractMethod):
         frame = weights.guarded(run, operator, transpose, start, depth)
         # which directions they are is no function of A for a gradient to follow
         return jax.lax.stop_gradient(frame), Products(depth * k, (depth - 1) * k)
+
+
+def _rounding(condition: Array, logs: Array) -> Array:
+    """In nats: of the directions' QR, and of the sum of its logarithms."""
+    return jnp.finfo(logs.dtype).eps * (condition + 4 * jnp.sum(jnp.abs(logs)))
+
+
+def _joint_condition(sizes: Float[Array, "2"], rest: Estimate, dimension: int) -> Array:
+    """Largest over smallest singular value, of R and of its complement C, as far as it is known.
+
+    QR is off by a rounding of A's size, which reaches C as well. Of C we know the geometric mean,
+    and how far the smallest may be below it where C was factorised.
+    """
+    mean = jnp.exp(jax.lax.stop_gradient(rest.log_abs_det) / dimension)
+    smallest = mean if rest.condition is None else mean / rest.condition
+    return jnp.maximum(sizes[0], mean) / jnp.minimum(sizes[1], smallest)

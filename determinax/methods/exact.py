@@ -109,11 +109,15 @@ def _reveal_in_blocks(operator: lx.AbstractLinearOperator, progress: Report | No
     return jnp.concatenate(blocks, axis=1)
 
 
+def physical_memory() -> int:
+    """Of this machine, in bytes."""
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+
+
 def require_memory(m: int, n: int, dtype) -> None:
     """Say so before a dense matrix that cannot fit is allocated."""
     need = 3 * m * n * np.dtype(dtype).itemsize
-    have = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    if need > have:
+    if need > physical_memory():
         raise ValueError(
             f"Exact() needs a dense {m}x{n} array and its factors, {need / 2**30:.0f} GiB: "
             "more than this machine has; use Auto(max_matvecs=...), MonteCarlo or Lanczos"

@@ -30,10 +30,10 @@ import lineax as lx
 import numpy as np
 from jaxtyping import Array, Float, Int, PRNGKeyArray
 
-from determinax import flows, sphere, weights
+from determinax import flows, sphere, verdict, weights
 from determinax import operators as ops
 from determinax.methods.base import require_key, whole_number
-from determinax.methods.probed import reveal
+from determinax.methods.probed import require_proposal, reveal
 from determinax.operators import OperatorError, Products
 from determinax.progress import reporting
 from determinax.proposals import Proposal
@@ -67,14 +67,15 @@ def fit_linear(
 
     Use it before `Variational(fit.proposal, num_samples)`, and to follow an operator that moves:
     hand the last fit over as `start`. Fresh log-weights of every step come before the step's
-    update, so `history` has an honest estimate for each: `log_abs_det`, and their `spread`.
+    update, so `history` has an honest estimate for each: `log_abs_det`, and their `spread` (NaN for
+    a frame of one direction).
 
     **Arguments:**
 
     - `operator`: what `log_abs_det` takes; tall operators work too.
     - `structure`: `"dense"`: any M, by the secant update. `"probe"`: $M = R^{-1}$ for what probing
         finds in a known sparsity pattern (`Probed` estimates with it in one go); of the options
-        below it takes none. Other families are trained by gradients, with `fit`.
+        below it takes `pattern` and `tolerance`. Other families are trained by gradients, with `fit`.
     - `pattern`: for `"probe"`, as in `Probed`.
     - `transpose`: use products with the transpose, which saves three in four of the products when
         blocks are smaller than n; "auto": where the operator has one and blocks are smaller than n.
@@ -82,7 +83,8 @@ def fit_linear(
         products; else a quarter of what the budget has in products.
     - `max_matvecs`: the budget, transposed products included. None: 2n with full frames, and for
         smaller ones 100 n with the transpose and 400 n without.
-    - `tolerance`: stop when fresh log-weights spread by less, in nats (never less than rounding).
+    - `tolerance`: stop when fresh log-weights spread by less, in nats (never less than rounding);
+        the fit has `converged` if those of the last step do.
     - `start`: a fit or a projective linear proposal to start from, instead of M = I.
     - `example`: an input of a callable operator.
 
@@ -96,13 +98,13 @@ def fit_linear(
     entered, spent = ops.admit(operator, example)
     ops.require_not_wide(entered)
     key = require_key(key, "fit_linear")
-    if structure == "probe":
-        return _fit_probed(entered, key, pattern, spent)
     n, dtype = entered.in_size(), entered.in_structure().dtype
-    plan = _plan(entered, transpose, block_size, max_matvecs, spent)
-    state = _start(start, n, plan.block_size, dtype)
     eps = float(jnp.finfo(dtype).eps)
     tolerance = max(float(tolerance), 4 * math.sqrt(n) * eps)
+    if structure == "probe":
+        return _fit_probed(entered, key, pattern, tolerance, spent)
+    plan = _plan(entered, transpose, block_size, max_matvecs, spent)
+    state = _start(start, n, plan.block_size, dtype)
     began, records = time.perf_counter(), []
     with reporting(progress) as report:
         if report:
@@ -119,10 +121,11 @@ def fit_linear(
             records.append({name: np.asarray(values)[:num] for name, values in record.items()})
             _require_finite(records[-1], done - num)
             if report:
-                report.advance(done, f"spread {records[-1]['spread'][-1]:.1e}")
+                report.advance(done, f"spread {records[-1]['pooled'][-1]:.1e}")
             if bool(state.converged) or _has_stalled(records, n // plan.block_size, eps):
                 break
     history = {name: np.concatenate([r[name] for r in records]) for name in records[0]}
+    del history["pooled"]
     spent += Products(done * plan.block_size, done * plan.block_size * (plan.transpose is not None))
     return Fit(
         proposal=Proposal(flows.ProjectiveLinear(flows.Dense(state.matrix, state.log_abs_det))),
@@ -131,19 +134,33 @@ def fit_linear(
         seconds=time.perf_counter() - began,
         num_matvecs=spent.total,
         num_transposed=spent.transposed,
-        converged=bool(state.converged),
+        converged=bool(state.converged) or bool(_agree(history["spread"][-1], tolerance)),
     )
 
 
-def _fit_probed(operator, key, pattern, spent: Products) -> Fit:
+def _fit_probed(operator, key, pattern, tolerance: float, spent: Products) -> Fit:
     """M = R^{-1}, and a few fresh weights to see how well it fits."""
     began = time.perf_counter()
     found = reveal(operator, pattern)
+    error = require_proposal(found, key)
+    if error > verdict.THRESHOLDS["rounding"].unreliable:
+        raise OperatorError(
+            f"what the pattern has of the operator is so ill-conditioned that rounding may move the "
+            f'weights under its inverse by {error:.1g} nats: use float64, or structure="dense"'
+        )
     proposal = Proposal(flows.ProjectiveLinear(found.factor))
     log_w = weights.guarded(_fresh_log_weights, operator, proposal, key)
     history = {name: np.asarray(value)[None] for name, value in _look(log_w).items()}
     spent += Products(found.num_products + _PROBE_CHECKS)
-    return Fit(proposal, history, 0, time.perf_counter() - began, spent.total, spent.transposed)
+    return Fit(
+        proposal=proposal,
+        history=history,
+        num_skipped=0,
+        seconds=time.perf_counter() - began,
+        num_matvecs=spent.total,
+        num_transposed=spent.transposed,
+        converged=bool(_agree(history["spread"][-1], tolerance)),
+    )
 
 
 @eqx.filter_jit
@@ -215,8 +232,7 @@ def _start(start: Fit | Proposal | None, n: int, k: int, dtype) -> _State:
             raise ValueError(f"start is a fit or a projective linear proposal in {n} dimensions")
         matrix = flow.factor.multiply(matrix)
         log_abs_det = flow.factor.log_abs_det().astype(dtype)
-    # far apart: nothing has converged before enough fresh weights have come
-    unknown = jnp.arange(k * math.ceil(_MIN_FRESH / k), dtype=dtype)
+    unknown = jnp.full(k * math.ceil(_MIN_FRESH / k), jnp.nan, dtype)
     return _State(matrix, log_abs_det, unknown, jnp.asarray(0), jnp.asarray(False))
 
 
@@ -224,7 +240,7 @@ def _start(start: Fit | Proposal | None, n: int, k: int, dtype) -> _State:
 def _run(operator, transpose, state: _State, key, bounds, tolerance, k: int):
     """Steps within the bounds, until fresh log-weights agree."""
     start, stop = bounds
-    names = ("loss", "effective_sample_size", "finite", "spread", "log_abs_det")
+    names = ("loss", "effective_sample_size", "finite", "spread", "log_abs_det", "pooled")
     record = {name: jnp.zeros(_CHUNK, bool if name == "finite" else float) for name in names}
 
     def going(carry):
@@ -238,15 +254,20 @@ def _run(operator, transpose, state: _State, key, bounds, tolerance, k: int):
         z = sphere.frame(jax.random.fold_in(key, state.step), n, k, state.matrix.dtype)
         matrix, log_w = secant_update(operator, transpose, state.matrix, state.log_abs_det, z)
         fresh = jnp.concatenate([log_w, state.fresh])[: len(state.fresh)]
-        spread = jnp.std(fresh)
-        entry = {**_look(log_w), "spread": spread}
+        # infinite before enough fresh weights have come
+        pooled = jnp.nan_to_num(jnp.std(fresh), nan=jnp.inf)
+        entry = {**_look(log_w), "pooled": pooled}
         entry["finite"] &= jnp.all(jnp.isfinite(matrix))
         at = state.step - start
         record = {name: record[name].at[at].set(entry[name]) for name in names}
-        converged = spread < _MARGIN * tolerance
+        converged = _agree(pooled, tolerance)
         return _State(matrix, state.log_abs_det, fresh, state.step + 1, converged), record
 
     return jax.lax.while_loop(going, body, (state, record))
+
+
+def _agree(spread, tolerance):
+    return spread < _MARGIN * tolerance
 
 
 def _look(log_w: Float[Array, " num"]) -> dict[str, Array]:
@@ -255,7 +276,7 @@ def _look(log_w: Float[Array, " num"]) -> dict[str, Array]:
         "loss": -jnp.mean(log_w),
         "effective_sample_size": effective_share(log_w),
         "finite": jnp.all(jnp.isfinite(log_w)),
-        "spread": jnp.std(log_w),
+        "spread": jnp.std(log_w) if len(log_w) > 1 else jnp.asarray(jnp.nan),
         "log_abs_det": math.log(len(log_w)) - jax.nn.logsumexp(log_w),
     }
 
@@ -365,7 +386,7 @@ def _mm(a: Array, b: Array) -> Array:
 
 def _has_stalled(records: list, steps_to_see_all: int, eps: float) -> bool:
     """Whether rounding is all that is left: small, and not halved in the last 16 n products."""
-    spread = np.concatenate([r["spread"] for r in records])
+    spread = np.concatenate([r["pooled"] for r in records])
     window = 16 * max(steps_to_see_all, 1)
     if len(spread) < 2 * window or spread[-1] > math.sqrt(eps):
         return False

@@ -100,6 +100,12 @@ class Tracker(eqx.Module):
         elif optimiser is None:
             optimiser = optax.adam(1e-3)
         parameters, _ = eqx.partition(proposal.flow, trainable(proposal.flow))
+        if optimiser is not None and not jax.tree.leaves(parameters):
+            raise ValueError(
+                "the proposal has no parameters to learn with, as those of probing and of "
+                "preconditioners: track fit_linear(operator, key=key), whose M is dense, or a flow "
+                "such as flows.projective_linear(n)"
+            )
         self.proposal, self.optimiser, self.gradient = proposal, optimiser, gradient
         self.optimiser_state = None if optimiser is None else optimiser.init(parameters)
         self.num_steps = self.num_matvecs = jnp.zeros((), jnp.int32)
