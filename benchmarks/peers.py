@@ -108,10 +108,9 @@ def methods(problem: Problem, budget: int) -> dict[str, AbstractMethod]:
         "Monte Carlo": dx.MonteCarlo(budget),
         "Monte Carlo, frames": dx.MonteCarlo(budget, "frames"),
     }
-    if budget >= 4:
-        samples = max(2, budget // 8)
-        directions = problem.n if budget == problem.n else budget - samples
-        found["deflated"] = dx.Deflated(directions, dx.MonteCarlo(samples))
+    samples = max(1, budget // 8)
+    directions = problem.n if budget == problem.n else budget - samples
+    found["deflated"] = dx.Deflated(directions, dx.MonteCarlo(samples))
     for depth, probes in lanczos_splits(problem, budget - 1):  # one for the scale of A
         found[f"matfree, depth {depth}"] = dx.Lanczos(probes, depth)
     if isinstance(problem.operator, dx.operators.ConvolutionLinearOperator):
@@ -343,18 +342,18 @@ def draw(rows: list[dict], against: str, path: pathlib.Path) -> None:
 
 def deflation(rows: list[dict]) -> str:
     """Whether n/2 products leave a smaller median error than n/4, problem by problem."""
-    found = {}
-    for row in rows:
-        if row["method"] == "deflated" and row["share"] != "n":
-            found.setdefault((row["index"], row["problem"]), {}).setdefault(
-                row["share"], []
-            ).append(row["error"])
+    own = [row for row in rows if row["method"] == "deflated"]
     pairs = {
-        name: [float(np.median(own[share])) for share in ("n/4", "n/2")]
-        for (_, name), own in found.items()
-        if len(own) == 2
+        name: [
+            np.median(errors_of([r for r in own if (r["problem"], r["share"]) == (name, share)]))
+            for share in ("n/4", "n/2")
+        ]
+        for name in dict.fromkeys(row["problem"] for row in own)
     }
-    lines = [f"| {name} | {a:.3g} | {b:.3g} | {b < a} |" for name, (a, b) in pairs.items()]
+    lines = [
+        f"| {name} | {a:.3g} | {b:.3g} | {'yes' if b < a else 'NO'} |"
+        for name, (a, b) in pairs.items()
+    ]
     return DEFLATION + "\n".join(lines) + "\n"
 
 
