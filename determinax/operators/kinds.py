@@ -178,7 +178,7 @@ class ConvolutionLinearOperator(lx.AbstractLinearOperator):
 
     def transpose(self):
         """The transposed convolution."""
-        return lx.FunctionLinearOperator(self.mv, self.in_structure()).transpose()
+        return TransposedLinearOperator(self)
 
     def in_structure(self):
         """The structure of a vector that it takes."""
@@ -189,6 +189,36 @@ class ConvolutionLinearOperator(lx.AbstractLinearOperator):
         """The structure of a vector that it gives."""
         size = self.kernel.shape[0] * math.prod(self.image_shape)
         return jax.ShapeDtypeStruct((size,), self.kernel.dtype)
+
+
+class TransposedLinearOperator(lx.AbstractLinearOperator):
+    """The transpose as JAX finds it.
+
+    lineax makes a new function of it every time, for which everything is compiled anew.
+    """
+
+    inner: lx.AbstractLinearOperator
+
+    def mv(self, vector):
+        """The product with one vector."""
+        (image,) = jax.linear_transpose(self.inner.mv, self.inner.in_structure())(vector)
+        return image
+
+    def as_matrix(self):
+        """The dense matrix."""
+        return self.inner.as_matrix().T
+
+    def transpose(self):
+        """What it is the transpose of."""
+        return self.inner
+
+    def in_structure(self):
+        """The structure of a vector that it takes."""
+        return self.inner.out_structure()
+
+    def out_structure(self):
+        """The structure of a vector that it gives."""
+        return self.inner.in_structure()
 
 
 class FlatLinearOperator(lx.AbstractLinearOperator):
@@ -207,6 +237,8 @@ class FlatLinearOperator(lx.AbstractLinearOperator):
 
     def transpose(self):
         """The transposed operator."""
+        if isinstance(self.inner, lx.FunctionLinearOperator):
+            return FlatLinearOperator(TransposedLinearOperator(self.inner))
         return FlatLinearOperator(self.inner.transpose())
 
     def in_structure(self):
@@ -369,6 +401,7 @@ OWN = (
     SparseLinearOperator,
     HostLinearOperator,
     ConvolutionLinearOperator,
+    TransposedLinearOperator,
     FlatLinearOperator,
     RealEmbedding,
     PreconditionedLinearOperator,

@@ -373,9 +373,16 @@ def _power(images: _Images, power: int) -> Float[Array, "k k"]:
 def _singular(images):
     """Singular values and right singular vectors; by the small matrix S where that is accurate."""
     m, k = images.shape
-    if 2 * k > m:
-        _, values, vt = jnp.linalg.svd(images, full_matrices=False)
-        return values, vt.T
+    if 2 * k <= m:
+        return _singular_by_gram(images)
+    _, values, vt = jnp.linalg.svd(images, full_matrices=False)
+    # LAPACK gives up at times where singular values are all but equal, and there S is accurate
+    return jax.lax.cond(
+        jnp.all(jnp.isfinite(values)), lambda: (values, vt.T), lambda: _singular_by_gram(images)
+    )
+
+
+def _singular_by_gram(images):
     squares, vectors = jnp.linalg.eigh(_mm(images.T, images))
     return jnp.sqrt(squares), vectors
 
