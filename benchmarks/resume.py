@@ -11,6 +11,7 @@ import argparse
 import os
 import pathlib
 import random
+import shutil
 import signal
 import subprocess
 import sys
@@ -71,6 +72,15 @@ def start(folder: pathlib.Path) -> tuple[subprocess.Popen, int]:
     return process, step
 
 
+def killed(folder: pathlib.Path, seconds: float) -> str | None:
+    """What a worker says that lives so long past its first checkpoint; None where it had ended."""
+    process, _ = start(folder)
+    time.sleep(seconds)
+    os.kill(process.pid, signal.SIGKILL)
+    said, _ = process.communicate()
+    return said if process.returncode == -signal.SIGKILL else None
+
+
 def result(folder: pathlib.Path) -> tuple[bytes, bytes]:
     """What has to be equal."""
     return (folder / "q.safetensors").read_bytes(), (folder / "loss.npy").read_bytes()
@@ -100,13 +110,11 @@ def main() -> None:
 
         steps, equal, while_writing = [], 0, 0
         for i in track(range(options.kills), "killing"):
-            own = folder / str(i)
-            own.mkdir()
-            process, _ = start(own)
-            time.sleep(random.uniform(0, 0.9 * duration))
-            os.kill(process.pid, signal.SIGKILL)
-            said, _ = process.communicate()
-            assert process.returncode == -signal.SIGKILL, "it had ended before: make STEPS larger"
+            own, said = folder / str(i), None
+            while said is None:
+                shutil.rmtree(own, ignore_errors=True)
+                own.mkdir()
+                said = killed(own, random.uniform(0, 0.9 * duration))
             # what `start` has read already was the beginning of the first
             while_writing += said.strip().endswith("writing") or not said
             process, step = start(own)
