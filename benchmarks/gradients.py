@@ -18,10 +18,10 @@ from determinax.training.objectives import Gradient
 MATRIX = matrix_named("A1")
 FLOWS = {
     "projective linear": (functools.partial(dx.flows.projective_linear, 10), 2000),
-    "cylinder, Moebius": (functools.partial(dx.flows.cylinder, 10, key=jax.random.key(0)), 1000),
+    "cylinder, Moebius": (functools.partial(dx.flows.cylinder, 10, key=jax.random.key(0)), 500),
     "cylinder, spline": (
         functools.partial(dx.flows.cylinder, 10, key=jax.random.key(0), circle="spline"),
-        1000,
+        500,
     ),
 }
 
