@@ -402,6 +402,12 @@ projective linear proposal fitted from scratch costs 2n products, n more than th
 not among these; it is in the last table, where it is carried from step to step. Made by
 `python benchmarks/peers.py`.
 
+Where others win: on broad spectra with fewer than n products (Gaussian, tall, the residual Jacobian)
+stochastic Lanczos does, by a factor of 4 to 10 over Monte Carlo and deflation; imate's and primate's are as
+good as matfree's, which `Lanczos` runs and `Auto` chooses there. On the near-isometry plain Monte Carlo
+wins; on kernels deflation with Lanczos on the rest, which `Auto` chooses; on convolutions probing;
+on an operator that moves the proposal that is carried along. And with n products, factorising does.
+
 ![error against products](peers_products.png)
 ![error against seconds](peers_seconds.png)
 """

@@ -273,3 +273,14 @@ def test_auto_deflates_what_is_broad_and_has_no_transpose():
     e = dx.log_abs_det(host, dx.Auto(50), key=KEY)
     assert "Auto chose Deflated" in e.reasons[-1]
     assert e.num_matvecs <= 50
+
+
+def test_auto_deflates_where_few_directions_carry_what_is_large():
+    x = np.linspace(0, 1, 300)
+    kernel = np.exp(-0.5 * (x[:, None] - x) ** 2 / 0.1**2) + 0.01 * np.eye(300)
+    exact = truth(kernel)
+    estimate = dx.log_abs_det(kernel, dx.Auto(75), key=KEY)
+    assert "chose Deflated" in estimate.reasons[-1]
+    assert estimate.num_matvecs <= 75
+    lanczos = dx.log_abs_det(kernel, dx.Lanczos(4, 9), key=KEY)
+    assert abs(float(estimate.log_abs_det) - exact) < 0.5 * abs(float(lanczos.log_abs_det) - exact)

@@ -3,12 +3,15 @@
 import dataclasses
 import math
 
+import equinox as eqx
 import jax
+import jax.numpy as jnp
 import lineax as lx
 import numpy as np
-from jaxtyping import PRNGKeyArray
+from jaxtyping import Array, PRNGKeyArray
 
 from determinax import operators as ops
+from determinax import sphere, weights
 from determinax.estimate import Estimate
 from determinax.flows.banded import band_widths
 from determinax.methods.base import AbstractMethod, require_key, whole_number
@@ -23,8 +26,12 @@ from determinax.progress import Report
 # without a budget: what an LU on a workstation does in about a minute
 _DENSE_LIMIT = 8192
 _PILOT, _MAX_DEPTH = 8, 100
-# spread of log-weights up to which plain Monte Carlo beats Lanczos at equal products
-_NARROW = 0.5
+# spread of log-weights up to which plain Monte Carlo beats Lanczos at equal products: a probe of
+# Lanczos is as noisy as a sample here and costs two products a step
+_NARROW = 1.0
+# condition of a frame's images, over that of a Gaussian matrix' images: from here on a few
+# directions carry what is large, and frames catch them
+_STEEP = 1.6
 # spread over sqrt(n/2), the relative spread of the squared singular values (1 for a Gaussian
 # matrix): from here on the quadrature's bias outweighs its noise, and fewer, deeper probes win
 _BROAD = 0.75
@@ -89,10 +96,9 @@ class Auto(AbstractMethod):
             return method.estimate(operator, main_key, spent=spent, progress=progress).with_notes(
                 note
             )
-        tried = MonteCarlo(pilot).estimate(operator, pilot_key)
-        spread = float(np.asarray(tried.spread))
+        spread, condition = map(float, weights.guarded(_look, operator, pilot_key, pilot))
         spent, left = spent + Products(pilot), budget - pilot
-        method, why = self._choose(operator, spread, left)
+        method, why = self._choose(operator, spread, condition, left)
         note = (
             f"Auto chose {type(method).__name__}: {n:,} products would reveal A, {budget:,} were "
             f"allowed; in {pilot} pilot products log-weights spread by {spread:.2g} nats, {why}."
@@ -116,7 +122,9 @@ class Auto(AbstractMethod):
         estimate = Probed().estimate(operator, key, spent=spent, progress=progress)
         return estimate.with_notes(note)
 
-    def _choose(self, operator, spread: float, left: int) -> tuple[AbstractMethod, str]:
+    def _choose(
+        self, operator, spread: float, condition: float, left: int
+    ) -> tuple[AbstractMethod, str]:
         if spread < _NARROW:
             return MonteCarlo(left), "near an isometry, where Monte Carlo has the smaller error"
         if not is_definite(operator):
@@ -125,6 +133,17 @@ class Auto(AbstractMethod):
             except OperatorError:
                 return _deflated(operator, left), "and without a transpose there is no Lanczos"
         n = operator.in_size()
+        ratio = math.sqrt(_PILOT / n)
+        directions = 3 * left // 4
+        depth = min(10, (left - directions - 1) // 2)
+        # the frames are kept: as many entries as memory is reckoned to have
+        if (
+            condition > _STEEP * (1 + ratio) / (1 - ratio)
+            and depth
+            and directions * n < _FRAME_ENTRIES
+        ):
+            rest = Lanczos(max(1, (left - directions - 1) // (2 * depth)), depth)
+            return Deflated(directions, rest), "and few directions carry what is large"
         steps = left - 1 if is_definite(operator) else (left - 1) // 2
         deeper = 2 if spread > _BROAD * math.sqrt(n / 2) else 1
         depth = max(1, min(n, round(deeper * steps**0.5), steps, _MAX_DEPTH))
@@ -145,3 +164,12 @@ def _deflated(operator, left: int) -> AbstractMethod:
     if directions < 1:
         return MonteCarlo(left)
     return Deflated(directions, MonteCarlo(left - directions))
+
+
+@eqx.filter_jit
+def _look(operator, key, num: int) -> tuple[Array, Array]:
+    """The spread of a frame's log-weights, and the condition of its images."""
+    n = operator.in_size()
+    images = ops.columns(operator, sphere.frame(key, n, num, operator.in_structure().dtype))
+    values = jnp.linalg.svd(images, compute_uv=False)
+    return n * jnp.std(weights.log_norm(images)), values[0] / values[-1]
