@@ -135,7 +135,8 @@ def main() -> None:
         f"{kills} kills at random moments of {runs} training runs of {STEPS:,} steps "
         f"({while_writing} while a checkpoint was being written). {len(lives)} lives went on from a "
         f"checkpoint, at steps {min(lives):,} to {max(lives):,}, {len(steps) - len(lives)} began at the "
-        f"start, the first of every run among them; {equal} of {runs} runs ended with the bits of the run that nobody disturbed.\n"
+        f"start, the first of every run among them; {equal} of {runs} runs ended with the bits of the "
+        "run that nobody disturbed.\n"
     )
     print(text)
     if options.out:
