@@ -25,7 +25,7 @@ from jaxtyping import Array, Float, PRNGKeyArray
 from determinax import estimate as es
 from determinax import flows, moments, sphere, storage, weights
 from determinax.methods import Variational, log_abs_det
-from determinax.paper.matrices import PaperMatrix, matrix_named
+from determinax.paper.matrices import matrix_named
 from determinax.proposals import Proposal
 from determinax.training import Fit, fit, fit_linear
 from determinax.training.objectives import Gradient
@@ -133,14 +133,9 @@ def configure(preset: Preset, matrix: str, seed: int = 0) -> Config:
     raise ValueError(f"preset is paper, best or quick, not {preset!r}")
 
 
-def matrix_of(config: Config) -> PaperMatrix:
-    """The matrix by its name."""
-    return matrix_named(config.matrix)
-
-
 def train(config: Config, **options: Any) -> Fit:
     """The training run; `options` go to `determinax.fit` (checkpoint, resume, progress)."""
-    matrix = matrix_of(config).matrix.astype(config.dtype)
+    matrix = matrix_named(config.matrix).matrix.astype(config.dtype)
     flow_key, key = jax.random.split(jax.random.key(config.seed))
     return fit(
         matrix,
@@ -184,7 +179,7 @@ def run(config: Config, **options: Any) -> tuple[list[dict[str, Any]], Proposal]
     Its rows are of three kinds: `training` (one), `curve` (the loss along training), and `estimate`
     (a method, a number of samples, a key). Everything that they depend on is in the first.
     """
-    item = matrix_of(config)
+    item = matrix_named(config.matrix)
     result = train(config, **options)
     truth = item.log_abs_det
     # steps that were undone have no loss
