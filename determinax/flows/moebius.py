@@ -26,9 +26,8 @@ from .splines import join, rotate
 
 # how far out a centre may go: the density of one centre stays within a factor 199 of uniform
 _MAX_RADIUS = 0.99
-# bisection to 2 pi / 2^14 is well inside Newton's basin for such centres
-_BISECTIONS = 14
-_NEWTON_STEPS = 5
+# bisection alone would need as many as a number has digits
+_MAX_ITERATIONS = 64
 
 
 class MoebiusMixture(AbstractCircleMap):
@@ -69,7 +68,13 @@ class MoebiusMixture(AbstractCircleMap):
         def residual(t):
             return t + _plain_mixture(k, params, _point(t))[0] - phase - angle
 
-        t = jax.lax.custom_root(residual, angle, _find_root, lambda g, y: y / g(jnp.ones_like(y)))
+        constant = jax.lax.stop_gradient(params)
+        t = jax.lax.custom_root(
+            residual,
+            angle,
+            lambda _, angle: _find_root(k, constant, angle),
+            lambda g, y: y / g(jnp.ones_like(y)),
+        )
         return _point(t), -_mixture(k, params, _point(t))[1]
 
 
@@ -182,19 +187,43 @@ def _mixture_transposed(k, residuals, cotangents):
 _mixture = with_backward(_plain_mixture, _mixture_forward, _mixture_transposed)
 
 
-def _find_root(f, guess: Array) -> Array:
-    """Bisection, then Newton, of an increasing function on one turn."""
+def _find_root(k: int, params: Array, angle: Array) -> Array:
+    """Where the mixture without its phase takes an angle of one turn from: bisection and Newton.
 
-    def halve(_, bounds):
-        low, high = bounds
-        middle = (low + high) / 2
-        below = f(middle) < 0
-        return jnp.where(below, middle, low), jnp.where(below, high, middle)
+    A step is Newton's as long as it stays within the bounds and the last one paid, and else halves them.
+    """
+    c = _centres(jnp.ones((2, 1), angle.dtype), params[:k], params[k : 2 * k])
+    e = _weights(params[2 * k : -1], c.x)
+    share = 2 * e / jnp.sum(e, axis=0)
+    power = share * c.power / 2
+    start = jnp.sum(share * _arg(1 - c.x, c.y), axis=0) - angle
 
-    def newton(_, t):
-        value, slope = jax.jvp(f, (t,), (jnp.ones_like(t),))
-        return t - value / slope
+    def look(t):
+        z = _point(t)
+        far, cross = 1 - (c.x * z[0] + c.y * z[1]), c.x * z[1] - c.y * z[0]
+        value = t + jnp.sum(share * _arg(far, cross), axis=0) + start
+        return value, jnp.sum(power / (far * far + cross * cross), axis=0)
 
-    start = jnp.zeros_like(guess), jnp.full_like(guess, 2 * np.pi)
-    low, high = jax.lax.fori_loop(0, _BISECTIONS, halve, start)
-    return jax.lax.fori_loop(0, _NEWTON_STEPS, newton, (low + high) / 2)
+    def open_(value):
+        return jnp.abs(value) > 32 * jnp.finfo(angle.dtype).eps
+
+    def step(state):
+        i, t, low, high, (value, slope), before = state
+        low, high = jnp.where(value < 0, t, low), jnp.where(value < 0, high, t)
+        newton = t - value / slope
+        good = (newton >= low) & (newton <= high) & (2 * jnp.abs(value) < before)
+        new = jnp.where(good, newton, (low + high) / 2)
+        t = jnp.where(open_(value), new, t)
+        return i + 1, t, low, high, look(t), jnp.abs(value)
+
+    def going(state):
+        i, *_, (value, _), _ = state
+        return (i < _MAX_ITERATIONS) & jnp.any(open_(value))
+
+    first = look(angle)
+    bounds = jnp.zeros_like(angle), jnp.full_like(angle, 2 * np.pi)
+    state = jax.lax.while_loop(
+        going, step, (0, angle, *bounds, first, jnp.full_like(angle, np.inf))
+    )
+    _, t, _, _, (value, slope), _ = state
+    return t - value / slope
