@@ -166,6 +166,36 @@ def test_fewer_directions_than_dimensions_make_one_partial_frame():
     assert e.status == "unreliable"
 
 
+@pytest.mark.parametrize("size", [0.3, 1.0])
+def test_one_partial_frame_is_unbiased_and_better_than_independent_directions(size):
+    n, k, num_keys = 64, 32, 500
+    rng = np.random.default_rng(0)
+    noise = rng.normal(size=(n, n))
+    noise = (noise + noise.T) * size / np.linalg.norm(noise + noise.T)
+    # A^T A is I + noise, turned and scaled
+    matrix = 3 * orthogonal(n) @ np.linalg.cholesky(np.eye(n) + noise).T
+
+    def run(directions):
+        method = dx.MonteCarlo(k, directions)
+        each = jax.jit(jax.vmap(lambda key: dx.log_abs_det(jnp.asarray(matrix), method, key=key)))
+        e = each(jax.random.split(KEY, num_keys))
+        return np.asarray(e.log_abs_det) - truth(matrix), np.asarray(e.standard_error)
+
+    independent, _ = run("independent")
+    frame, error = run("frames")
+    e = dx.log_abs_det(matrix, dx.MonteCarlo(k, "frames"), key=KEY)
+    assert e.num_batches == 1  # its directions are not independent
+    np.testing.assert_allclose(e.certified_upper(0.05), e.importance_bound + np.log(20), rtol=1e-12)
+    # half of the first-order noise is gone, and almost all of the second
+    first, second = size**2 / 2, size**4 / 8
+    expected = ((first / 2 + second / 10) / k) ** 0.5
+    assert 0.85 < np.std(frame) / expected < 1.25
+    assert np.std(frame) < 0.8 * np.std(independent)
+    assert 1 < np.mean(error) / np.std(frame) < 2
+    jensen = np.std(frame) ** 2 / 2
+    assert abs(np.mean(frame) - jensen) < 4 * np.std(frame) / num_keys**0.5
+
+
 def test_the_streamed_error_is_the_spread_over_keys():
     matrix = jnp.asarray(near_isometry(5))
     run = jax.jit(jax.vmap(lambda k: dx.log_abs_det(matrix, dx.MonteCarlo(500), key=k)))

@@ -35,7 +35,7 @@ _STEEP = 1.6
 # spread over sqrt(n/2), the relative spread of the squared singular values (1 for a Gaussian
 # matrix): from here on the quadrature's bias outweighs its noise, and fewer, deeper probes win
 _BROAD = 0.75
-# entries of the frames that deflation may keep
+# entries of the frames that may be kept
 _FRAME_ENTRIES = 2**27
 # multiply-adds of one elimination in a band: for a 512x512 image they are half of this
 _BAND_WORK = 2**37
@@ -91,8 +91,11 @@ class Auto(AbstractMethod):
         pilot_key, main_key = jax.random.split(key)
         pilot = min(_PILOT, budget // 4)
         if pilot < 4 or ops.is_traced((operator, key)):
-            note = f"Auto chose Monte Carlo: no pilot run within {budget:,} products."
-            method = MonteCarlo(budget)
+            # a good share of n directions is worth more exactly than as samples
+            few = 4 * budget <= n or ops.is_traced((operator, key))
+            method = MonteCarlo(budget) if few else _deflated(operator, budget)
+            name = type(method).__name__
+            note = f"Auto chose {name}: no pilot run within {budget:,} products."
             return method.estimate(operator, main_key, spent=spent, progress=progress).with_notes(
                 note
             )
@@ -126,7 +129,9 @@ class Auto(AbstractMethod):
         self, operator, spread: float, condition: float, left: int
     ) -> tuple[AbstractMethod, str]:
         if spread < _NARROW:
-            return MonteCarlo(left), "near an isometry, where Monte Carlo has the smaller error"
+            fits = left * operator.in_size() < _FRAME_ENTRIES
+            method = MonteCarlo(left, "frames" if fits else "independent")
+            return method, "near an isometry, where Monte Carlo has the smaller error"
         if not is_definite(operator):
             try:
                 transposed(operator)

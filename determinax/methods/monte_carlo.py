@@ -3,14 +3,17 @@
 import dataclasses
 from typing import Any
 
+import equinox as eqx
+import jax
+import jax.numpy as jnp
 import lineax as lx
 import numpy as np
-from jaxtyping import PRNGKeyArray
+from jaxtyping import Array, Float, PRNGKeyArray
 
 from determinax import estimate as es
 from determinax import moments as mo
 from determinax import operators as ops
-from determinax import weights
+from determinax import sphere, weights
 from determinax.methods.base import AbstractMethod, require_key, whole_number
 from determinax.operators import NO_PRODUCTS, OperatorError, Products
 from determinax.progress import Report
@@ -30,7 +33,10 @@ class MonteCarlo(AbstractMethod):
 
     - `num_samples`: directions, as many products. Memory does not depend on it.
     - `directions`: `"independent"`, or `"frames"`: whole orthonormal frames of n directions, which
-        cancel the first-order noise (`num_samples` is rounded down to whole frames).
+        cancel the first-order noise (`num_samples` is rounded down to whole frames). With fewer
+        than n samples it is one frame, which cancels its share of the first-order noise and nearly
+        all of the second-order noise; the error bar is that of independent directions, which is
+        too large by up to a half. Its directions are all in memory at a time.
     - `chunk_size`: directions in memory at a time; by default as many as the caches like. Another
         chunk size draws other directions from the same key.
 
@@ -82,12 +88,54 @@ def sample(
     if progress:
         progress.start(plan.num_samples, name)
     advance = progress.advance if progress else None
+    spent += Products(plan.num_samples)
+    if proposal is None and 1 < plan.group_size < n:
+        run = _one_frame if ops.is_traced((operator, key)) else _compiled_one_frame
+        moments, noise = weights.guarded(run, operator, key, plan.num_samples)
+        require_finite_products(moments)
+        plan = weights.Plan(plan.num_samples, 1, plan.num_samples)
+        estimate = summarise(operator, moments, plan, name, "directions of a frame", spent)
+        return dataclasses.replace(
+            estimate,
+            log_abs_det=estimate.log_abs_det + ops.log_det_factor(operator) * noise,
+            # the certificate multiplies independent batches: a frame is one
+            importance_bound=estimate.log_abs_det,
+            importance_bound_standard_error=estimate.standard_error,
+            num_batches=1,
+        )
     dtype = operator.in_structure().dtype
     moments = mo.empty(plan.num_groups, plan.groups_per_chunk, dtype)
     moments = weights.fold(operator, key, plan, mo.update, moments, advance, proposal)
     require_finite_products(moments)
-    spent += Products(plan.num_samples)
     return summarise(operator, moments, plan, name, method.directions, spent)
+
+
+def _one_frame(
+    operator: lx.AbstractLinearOperator, key: PRNGKeyArray, num: int
+) -> tuple[mo.Moments, Float[Array, ""]]:
+    r"""Moments of the weights of k < n orthonormal directions V, and their mean's second-order noise.
+
+    With $S = (AV)^\top AV$ over its mean diagonal, $w_i \propto S_{ii}^{-n/2}$ has the second-order
+    term $\frac{n^2}8 (S_{ii} - 1)^2$, and over all frames
+    $\mathbb{E}[S_{ii}^2 - S_{ii}S_{jj} - 2S_{ij}^2] = 0$ (moments of the orthogonal group). The k
+    squares on the diagonal are noisy, the k^2 beside it are not, and cost no products.
+    """
+    n, dtype = operator.in_size(), operator.in_structure().dtype
+    images = ops.columns(operator, sphere.frame(key, n, num, dtype))
+    log_norms = weights.log_norm(images)
+    moments = mo.update(mo.empty(num, num, dtype), -n * log_norms[:, None])
+    images = images / jnp.exp(jnp.mean(log_norms))
+    gram = jnp.matmul(images.T, images, precision=jax.lax.Precision.HIGHEST)
+    diagonal = jnp.diagonal(gram)
+    mean = jnp.mean(diagonal)
+    beside = jnp.sum((gram - jnp.diag(diagonal)) ** 2)
+    odd = (jnp.sum((diagonal - mean) ** 2) - 2 * beside / num) / (num - 1)
+    noise = n**2 / 8 * odd / mean**2
+    # not finite where A takes a direction to zero, which the weights tell
+    return moments, jnp.where(jnp.isfinite(noise), noise, 0)
+
+
+_compiled_one_frame = eqx.filter_jit(_one_frame)
 
 
 def summarise(
@@ -95,7 +143,7 @@ def summarise(
     moments: mo.Moments,
     plan: weights.Plan,
     name: str,
-    directions: weights.Directions,
+    directions: str,
     spent: Products,
 ) -> es.Estimate:
     """The estimate from the moments of all weights."""
