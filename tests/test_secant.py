@@ -1,10 +1,12 @@
 """The secant update: after it one sample is exact, and its determinant is kept account of."""
 
+import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 import scipy.sparse.linalg
+from jax.flatten_util import ravel_pytree
 
 from determinax import Proposal, fit_linear, flows, sphere, weights
 from determinax.operators import OperatorError, as_operator
@@ -166,3 +168,54 @@ def test_a_singular_value_decomposition_that_fails_is_made_up_for(monkeypatch):
     monkeypatch.setattr(jnp.linalg, "svd", fails)
     log_w = log_weights(matrix, fit_linear(matrix, key=KEY))
     assert np.max(np.abs(-log_w - np.linalg.slogdet(matrix)[1])) < 1e-10
+
+
+def member(factor, size):
+    """The inverse of a random member of the factor's family."""
+    parameters, rest = eqx.partition(factor, flows.trainable(factor))
+    theta, unravel = ravel_pytree(parameters)
+    theta = theta + size * np.random.default_rng(0).normal(size=theta.shape)
+    return np.linalg.inv(eqx.combine(unravel(theta), rest).multiply(jnp.eye(factor.n)))
+
+
+@pytest.mark.parametrize(("transpose", "reached"), [(True, 1e-5), (False, 0.2)])
+@pytest.mark.parametrize(
+    ("factor", "size"),
+    [
+        (flows.Diagonal(12), 0.5),
+        (flows.Kronecker(flows.Triangular(3), flows.Triangular(4)), 0.3),
+        (flows.Circulant((12,)), 0.1),
+    ],
+    ids=["diagonal", "kronecker", "circulant"],
+)
+def test_updates_projected_on_a_family_find_the_member_that_fits(factor, size, transpose, reached):
+    matrix = 3 * member(factor, size)
+    fit = fit_linear(matrix, key=KEY, structure=factor, transpose=transpose, max_matvecs=100 * 12)
+    assert type(fit.proposal.flow.factor) is type(factor)
+    assert fit.num_transposed == (fit.num_matvecs // 2 if transpose else 0)
+    log_w = log_weights(matrix, fit)
+    assert fit.history["spread"][0] > 0.3
+    assert np.std(log_w) < reached
+    np.testing.assert_allclose(-log_w, np.linalg.slogdet(matrix)[1], rtol=0, atol=5 * reached)
+
+
+def test_a_projected_fit_stops_when_it_fits_and_stays_within_its_budget():
+    matrix = member(flows.Diagonal(12), 0.5)
+    fit = fit_linear(matrix, key=KEY, structure=flows.Diagonal(12))
+    assert fit.converged
+    assert fit.num_matvecs < 32 * 12
+    assert len(fit.history["loss"]) * 2 * 3 == fit.num_matvecs
+    # a family that does not hold the optimum comes as near as it can, and says that it has not converged
+    fit = fit_linear(A1, key=KEY, structure=flows.Diagonal(10))
+    assert not fit.converged
+    assert fit.num_matvecs <= 320
+    assert np.mean(fit.history["loss"][-5:]) < fit.history["loss"][0] - 0.5
+
+
+def test_a_factor_of_another_size_or_a_start_beside_it_is_refused():
+    with pytest.raises(ValueError, match="build it with n = 10"):
+        fit_linear(A1, key=KEY, structure=flows.Diagonal(9))
+    with pytest.raises(ValueError, match="give no start"):
+        fit_linear(A1, key=KEY, structure=flows.Diagonal(10), start=fit_linear(A1, key=KEY))
+    with pytest.raises(ValueError, match="a factor such as"):
+        fit_linear(A1, key=KEY, structure="diagonal")

@@ -17,6 +17,9 @@ $$M \leftarrow M\,(I + (W - Z)Z^\top)^{-1}$$
 is Broyden's update: the new $M$ takes $W = A\,MZ$ back to $MZ$, and $\|B - I\|_F^2$ loses its share $k/n$
 a step, where the block BFGS step without a transpose takes $(k/n)^2$ of $\|B^\top B - I\|_F^2$. That is
 what follows an operator that moves. It multiplies $\det M$ by $1/\det(Z^\top W)$.
+
+For a family of structured M the block BFGS step is projected on it: of its tangent vectors the one with
+$M^{-1}dM$ nearest to $Z(S^{-1/2}Z^\top - S^{-1}Y^\top)$ in the Frobenius norm.
 """
 
 import math
@@ -28,6 +31,8 @@ import jax
 import jax.numpy as jnp
 import lineax as lx
 import numpy as np
+from jax.flatten_util import ravel_pytree
+from jax.scipy.sparse.linalg import cg
 from jaxtyping import Array, Float, Int, PRNGKeyArray
 
 from determinax import flows, sphere, verdict, weights
@@ -47,13 +52,16 @@ _MIN_FRESH, _MARGIN = 16, 0.25
 _PROBE_CHECKS = 8
 # products in units of n when nothing is said, for blocks: measured need is half of it
 _BUDGET_TWO_SIDED, _BUDGET_FORWARD = 100, 400
+# the same for structured families; steps of conjugate gradients for one projection; and after so many
+# updates without progress, in units of n/k, their size falls: noise of what the family misses averages out
+_BUDGET_STRUCTURED, _MAX_PROJECTION, _FULL_STEPS = 32, 64, 4
 
 
 def fit_linear(
     operator: Any,
     *,
     key: PRNGKeyArray,
-    structure: Literal["dense", "probe"] = "dense",
+    structure: Literal["dense", "probe"] | flows.AbstractFactor = "dense",
     pattern: Any = None,
     transpose: bool | Literal["auto"] = "auto",
     block_size: int | None = None,
@@ -75,14 +83,15 @@ def fit_linear(
     - `operator`: what `log_abs_det` takes; tall operators work too.
     - `structure`: `"dense"`: any M, by the secant update. `"probe"`: $M = R^{-1}$ for what probing
         finds in a known sparsity pattern (`Probed` estimates with it in one go); of the options
-        below it takes `pattern` and `tolerance`. Other families are trained by gradients, with `fit`.
+        below it takes `pattern` and `tolerance`. Or a factor to start from, such as
+        `flows.Diagonal(n)`: the update is projected on its family.
     - `pattern`: for `"probe"`, as in `Probed`.
     - `transpose`: use products with the transpose, which saves three in four of the products when
         blocks are smaller than n; "auto": where the operator has one and blocks are smaller than n.
     - `block_size`: directions in a frame, k. None: n, the cheapest where the budget allows 2n
-        products; else a quarter of what the budget has in products.
+        products; else a quarter of what the budget has in products. For a structured family n/4.
     - `max_matvecs`: the budget, transposed products included. None: 2n with full frames, and for
-        smaller ones 100 n with the transpose and 400 n without.
+        smaller ones 100 n with the transpose and 400 n without; 32 n for a structured family.
     - `tolerance`: stop when fresh log-weights spread by less, in nats (never less than rounding);
         the fit has `converged` if those of the last step do.
     - `start`: a fit or a projective linear proposal to start from, instead of M = I.
@@ -90,10 +99,10 @@ def fit_linear(
 
     Memory is O(n^2), a step O(n^2 k).
     """
-    if structure not in ("dense", "probe"):
+    is_family = isinstance(structure, flows.AbstractFactor)
+    if not is_family and structure not in ("dense", "probe"):
         raise ValueError(
-            f'structure is "dense" or "probe", not {structure!r}: other families are trained by '
-            "gradients, with fit(operator, flows.ProjectiveLinear(factor), key=key)"
+            f'structure is "dense", "probe" or a factor such as flows.Diagonal(n), not {structure!r}'
         )
     entered, spent = ops.admit(operator, example)
     ops.require_not_wide(entered)
@@ -103,6 +112,12 @@ def fit_linear(
     tolerance = max(float(tolerance), 4 * math.sqrt(n) * eps)
     if structure == "probe":
         return _fit_probed(entered, key, pattern, tolerance, spent)
+    if is_family:
+        block_size = max(1, n // 4) if block_size is None else block_size
+        max_matvecs = _BUDGET_STRUCTURED * n if max_matvecs is None else max_matvecs
+        plan = _plan(entered, transpose, block_size, max_matvecs, spent)
+        _require_family(structure, n, start)
+        return _fit_family(entered, structure, key, plan, tolerance, spent, progress)
     plan = _plan(entered, transpose, block_size, max_matvecs, spent)
     state = _start(start, n, plan.block_size, dtype)
     began, records = time.perf_counter(), []
@@ -122,7 +137,7 @@ def fit_linear(
             _require_finite(records[-1], done - num)
             if report:
                 report.advance(done, f"spread {records[-1]['pooled'][-1]:.1e}")
-            if bool(state.converged) or _has_stalled(records, n // plan.block_size, eps):
+            if bool(state.converged) or _has_stalled(records, plan, n, eps):
                 break
     history = {name: np.concatenate([r[name] for r in records]) for name in records[0]}
     del history["pooled"]
@@ -166,6 +181,90 @@ def _fit_probed(operator, key, pattern, tolerance: float, spent: Products) -> Fi
 @eqx.filter_jit
 def _fresh_log_weights(operator, proposal: Proposal, key) -> Float[Array, " num"]:
     return weights.log_weights(operator, *proposal.sample_columns(key, _PROBE_CHECKS))
+
+
+def _require_family(factor: flows.AbstractFactor, n: int, start) -> None:
+    if factor.n != n:
+        raise ValueError(
+            f"the factor has {factor.n} dimensions and the operator takes vectors of {n}: build it "
+            f"with n = {n}"
+        )
+    if start is not None:
+        raise ValueError("a structured fit starts from the factor itself: give no start beside it")
+
+
+def _fit_family(
+    operator, factor, key, plan: "_Plan", tolerance: float, spent: Products, progress
+) -> Fit:
+    """Projected updates until fresh log-weights agree, or the budget is spent."""
+    n, k = operator.in_size(), plan.block_size
+    began, records, fresh = time.perf_counter(), [], np.empty(0)
+    num_fresh = k * math.ceil(_MIN_FRESH / k)
+    least, idle = math.inf, 0
+    with reporting(progress) as report:
+        if report:
+            report.start(plan.num_steps, "projected updates")
+        for step in range(plan.num_steps):
+            rate = jnp.asarray(min(1.0, _FULL_STEPS * n / k / (idle + 1)))
+            factor, record, log_w = weights.guarded(
+                _family_step,
+                operator,
+                plan.transpose,
+                factor,
+                jax.random.fold_in(key, step),
+                k,
+                rate,
+            )
+            records.append({name: np.asarray(value) for name, value in record.items()})
+            _require_finite({"finite": records[-1]["finite"][None]}, step)
+            fresh = np.concatenate([np.asarray(log_w), fresh])[:num_fresh]
+            spread = float(np.std(fresh))
+            idle += spread > 0.9 * least
+            least = min(least, spread)
+            if report:
+                report.advance(step + 1, f"spread {spread:.1e}")
+            if len(fresh) == num_fresh and _agree(spread, tolerance):
+                break
+    spent += Products(len(records) * k, len(records) * k * (plan.transpose is not None))
+    history = {name: np.stack([r[name] for r in records]) for name in records[0]}
+    return Fit(
+        proposal=Proposal(flows.ProjectiveLinear(factor)),
+        history=history,
+        num_skipped=0,
+        seconds=time.perf_counter() - began,
+        num_matvecs=spent.total,
+        num_transposed=spent.transposed,
+        converged=bool(_agree(history["spread"][-1], tolerance)),
+    )
+
+
+@eqx.filter_jit
+def _family_step(operator, transpose, factor: flows.AbstractFactor, key, k: int, rate):
+    """The factor after a projected update, the step's entry in the history, and its log-weights."""
+    n, dtype = operator.in_size(), operator.in_structure().dtype
+    z = sphere.frame(key, n, k, dtype)
+    images = _images(operator, factor.multiply(z))
+    log_w = factor.log_abs_det() - n * images.log_norms
+    if transpose is None:
+        change = _mm(_power(images, -1), z.T) - z.T
+    else:
+        back = ops.columns(transpose, images.scaled) / images.scale
+        (y,) = jax.linear_transpose(factor.multiply, z)(back)
+        change = _mm(_power(images, -1), z.T) - _mm(_power(images, -2), y.T)
+    parameters, rest = eqx.partition(factor, flows.trainable(factor))
+    theta, unravel = ravel_pytree(parameters)
+
+    def relative(theta):
+        return factor.solve(eqx.combine(unravel(theta), rest).multiply(jnp.eye(n, dtype=dtype)))
+
+    _, push = jax.linearize(relative, theta)
+    pull = jax.linear_transpose(push, theta)
+    (wanted,) = pull(_mm(z, change))
+    step, _ = cg(lambda d: pull(push(d))[0], wanted, tol=1e-6, maxiter=_MAX_PROJECTION)
+    new = eqx.combine(unravel(theta + rate * step), rest)
+    entry = _look(log_w)
+    entry["finite"] &= jnp.all(jnp.isfinite(step))
+    return new, entry, log_w
 
 
 class _Plan(NamedTuple):
@@ -391,10 +490,12 @@ def _mm(a: Array, b: Array) -> Array:
     return jnp.matmul(a, b, precision=jax.lax.Precision.HIGHEST)
 
 
-def _has_stalled(records: list, steps_to_see_all: int, eps: float) -> bool:
-    """Whether rounding is all that is left: small, and not halved in the last 16 n products."""
+def _has_stalled(records: list, plan: _Plan, n: int, eps: float) -> bool:
+    """Whether rounding is all that is left: small, and not halved when it should long have been."""
     spread = np.concatenate([r["pooled"] for r in records])
-    window = 16 * max(steps_to_see_all, 1)
+    # steps that see every direction once; without a transpose only one in so many of them counts
+    once = max(n // plan.block_size, 1)
+    window = once * (16 if plan.transpose is not None else max(16, 4 * once))
     if len(spread) < 2 * window or spread[-1] > math.sqrt(eps):
         return False
     return bool(np.median(spread[-window:]) > np.median(spread[-2 * window : -window]) / 2)
