@@ -19,10 +19,10 @@ from determinax import flows, weights
 N = 32
 BUDGETS = (1, 4, 16, 64)  # products in units of n
 FAMILIES = {
-    "diagonal": flows.Diagonal(N),
-    "Kronecker, 4 and 8": flows.Kronecker(flows.Triangular(4), flows.Triangular(8)),
-    "circulant": flows.Circulant((N,)),
-    "diagonal and rank 4": flows.DiagonalLowRank(N, 4),
+    "diagonal": lambda: flows.Diagonal(N),
+    "Kronecker, 4 and 8": lambda: flows.Kronecker(flows.Triangular(4), flows.Triangular(8)),
+    "circulant": lambda: flows.Circulant((N,)),
+    "diagonal and rank 4": lambda: flows.DiagonalLowRank(N, 4),
 }
 # how far from the family's start the operator is; a circulant one is singular further out
 SIZES = {"circulant": 0.1}
@@ -30,7 +30,7 @@ SIZES = {"circulant": 0.1}
 
 def operator_of(name: str, missed: float, seed: int) -> np.ndarray:
     """The inverse of a random member, times I and a Gaussian matrix of this size."""
-    factor, rng = FAMILIES[name], np.random.default_rng(seed)
+    factor, rng = FAMILIES[name](), np.random.default_rng(seed)
     parameters, rest = eqx.partition(factor, flows.trainable(factor))
     theta, unravel = ravel_pytree(parameters)
     moved = theta + SIZES.get(name, 0.5) * rng.normal(size=theta.shape)
@@ -70,10 +70,10 @@ def line(name: str, missed: float, keys: int) -> str:
             gaps = []
             for seed in range(keys):
                 a = operator_of(name, missed, seed)
-                found = way(a, FAMILIES[name], budget, jax.random.key(seed))
+                found = way(a, FAMILIES[name](), budget, jax.random.key(seed))
                 gaps.append(gap(a, found.proposal))
             cells.append(f"{abs(np.median(gaps)):.2g}")
-    start = dx.Proposal(flows.ProjectiveLinear(FAMILIES[name]))
+    start = dx.Proposal(flows.ProjectiveLinear(FAMILIES[name]()))
     before = np.median([gap(operator_of(name, missed, seed), start) for seed in range(keys)])
     return f"| {name} | {missed} | {before:.2g} | {' | '.join(cells)} |"
 

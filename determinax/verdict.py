@@ -39,7 +39,7 @@ THRESHOLDS = {
 # Pareto fit can tell, and that wants a long tail: so many independent draws.
 NARROW_SPREAD, BROAD_NUM_GROUPS = 0.35, 2000
 # there k must be below its threshold by so many of its own standard errors, (1 + k) / sqrt(tail)
-_TAIL_DOUBT = 2.0
+_TAIL_DOUBT = 3.0
 # log-weights whose range is rounding, in units of n times the dtype's epsilon
 EQUAL_WEIGHTS = 16
 # and never more than this, in nats: at n = 1e6 float32's rounding hides a singular direction

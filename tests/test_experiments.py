@@ -30,7 +30,7 @@ def test_the_paper_preset_is_the_authors_protocol():
         "matrix": "A1",
         "steps": 10_000,
         "flow": "cylinder",
-        "gradient": "total",
+        "gradient": "path",
         "batch_size": 1024,
         "learning_rate": 1e-3,
         "weight_decay": 1e-2,
@@ -46,9 +46,9 @@ def test_the_paper_preset_is_the_authors_protocol():
         "seed": 0,
     }
     assert experiments.configure("paper", "A1").settings() == expected
-    convolution = {"matrix": "W", "steps": 40_000}
+    convolution = {"matrix": "W", "steps": 40_000, "gradient": "total"}
     assert experiments.configure("paper", "W").settings() == expected | convolution
-    cover = {"matrix": "cover", "num_flows": 6, "num_bins": 32}
+    cover = {"matrix": "cover", "num_flows": 6, "num_bins": 32, "gradient": "total"}
     cover |= {"circle": "spline", "conditioning": "autoregressive"}
     assert experiments.configure("paper", "cover").settings() == expected | cover
     with pytest.raises(ValueError, match="paper, best or quick"):

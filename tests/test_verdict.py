@@ -54,10 +54,10 @@ def test_a_tail_that_is_not_known_well_is_not_ok_unless_the_spread_rules_it_out(
         figures = GOOD._replace(pareto_k=k, num_tail=num_tail, spread=spread, num_groups=10_000)
         return judge(figures)[0]
 
-    assert status(0.4, 192, 0.5) == "warn"
+    assert status(0.3, 192, 0.5) == "warn"
     assert status(0.2, 192, 0.5) == "ok"
-    assert status(0.4, 1024, 0.5) == "ok"
-    assert status(0.4, 192, 0.3) == "ok"
+    assert status(0.3, 1024, 0.5) == "ok"
+    assert status(0.3, 192, 0.3) == "ok"
 
 
 def test_every_reason_has_a_direction_and_a_cure():
