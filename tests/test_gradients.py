@@ -168,6 +168,8 @@ def test_bad_input():
         dx.log_abs_det_gradient(dense, THETA, dx.Exact(), key=KEY)
     with pytest.raises(ValueError, match="more columns than rows"):
         dx.log_abs_det_gradient(lambda t: dense(t)[:3], THETA, dx.MonteCarlo(5), key=KEY)
+    with pytest.raises(ValueError, match="does not tell its gradient's error"):
+        dx.log_abs_det_gradient(dense, THETA, dx.MonteCarlo(3, "frames"), key=KEY)
     host = scipy.sparse.linalg.aslinearoperator(np.asarray(BASE))
     with pytest.raises(dx.OperatorError, match=r"jax\.numpy"):
         dx.log_abs_det_gradient(lambda t: host, THETA, dx.MonteCarlo(5), key=KEY)

@@ -212,10 +212,32 @@ def test_a_projected_fit_stops_when_it_fits_and_stays_within_its_budget():
     assert np.mean(fit.history["loss"][-5:]) < fit.history["loss"][0] - 0.5
 
 
+@pytest.mark.parametrize("n", [6, 32])
+def test_a_projected_fit_that_has_converged_says_so_whatever_its_blocks(n):
+    matrix = member(flows.Diagonal(n), 0.5)
+    fit = fit_linear(matrix, key=KEY, structure=flows.Diagonal(n), max_matvecs=100 * n)
+    assert fit.converged
+    assert fit.num_matvecs < 64 * n
+    assert (
+        fit_linear(matrix, key=KEY, structure=flows.Diagonal(n), max_matvecs=10).num_matvecs <= 10
+    )
+
+
+def test_a_probed_factor_times_a_diagonal_is_a_family():
+    band = np.eye(8) + 0.3 * np.eye(8, k=1)
+    factor = fit_linear(band, key=KEY, structure="probe", pattern=(0, 1)).proposal.flow.factor
+    matrix = band @ np.diag(np.linspace(0.5, 2, 8))
+    family = flows.Product([flows.Diagonal(8), factor])
+    fit = fit_linear(matrix, key=KEY, structure=family, max_matvecs=100 * 8)
+    assert np.std(log_weights(matrix, fit)) < 1e-5
+
+
 def test_a_factor_of_another_size_or_a_start_beside_it_is_refused():
     with pytest.raises(ValueError, match="build it with n = 10"):
         fit_linear(A1, key=KEY, structure=flows.Diagonal(9))
     with pytest.raises(ValueError, match="give no start"):
         fit_linear(A1, key=KEY, structure=flows.Diagonal(10), start=fit_linear(A1, key=KEY))
+    with pytest.raises(ValueError, match="a Dense has no parameters to fit"):
+        fit_linear(A1, key=KEY, structure=flows.Dense(jnp.eye(10)))
     with pytest.raises(ValueError, match="a factor such as"):
         fit_linear(A1, key=KEY, structure="diagonal")

@@ -187,4 +187,4 @@ def _substitute(off: Array, diagonal: Array, x: Array, *, reverse: bool) -> Arra
 
 
 def _restore(x: Array, order: Array) -> Array:
-    return jnp.zeros_like(x).at[order].set(x)
+    return jnp.zeros_like(x).at[order].set(x, unique_indices=True)

@@ -204,8 +204,9 @@ def _find_root(k: int, params: Array, angle: Array) -> Array:
         value = t + jnp.sum(share * _arg(far, cross), axis=0) + start
         return value, jnp.sum(power / (far * far + cross * cross), axis=0)
 
-    def open_(value):
-        return jnp.abs(value) > 32 * jnp.finfo(angle.dtype).eps
+    def is_open(value, slope):
+        # where the map is steep, a rounding of t moves its value by more
+        return jnp.abs(value) > 32 * jnp.finfo(angle.dtype).eps * jnp.maximum(1, slope)
 
     def step(state):
         i, t, low, high, (value, slope), before = state
@@ -213,12 +214,12 @@ def _find_root(k: int, params: Array, angle: Array) -> Array:
         newton = t - value / slope
         good = (newton >= low) & (newton <= high) & (2 * jnp.abs(value) < before)
         new = jnp.where(good, newton, (low + high) / 2)
-        t = jnp.where(open_(value), new, t)
+        t = jnp.where(is_open(value, slope), new, t)
         return i + 1, t, low, high, look(t), jnp.abs(value)
 
     def going(state):
-        i, *_, (value, _), _ = state
-        return (i < _MAX_ITERATIONS) & jnp.any(open_(value))
+        i, *_, last, _ = state
+        return (i < _MAX_ITERATIONS) & jnp.any(is_open(*last))
 
     first = look(angle)
     bounds = jnp.zeros_like(angle), jnp.full_like(angle, 2 * np.pi)

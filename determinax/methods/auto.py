@@ -129,7 +129,7 @@ class Auto(AbstractMethod):
         self, operator, spread: float, condition: float, left: int
     ) -> tuple[AbstractMethod, str]:
         if spread < _NARROW:
-            fits = left * operator.in_size() < _FRAME_ENTRIES
+            fits = left * max(operator.in_size(), operator.out_size()) < _FRAME_ENTRIES
             method = MonteCarlo(left, "frames" if fits else "independent")
             return method, "near an isometry, where Monte Carlo has the smaller error"
         if not is_definite(operator):

@@ -82,6 +82,11 @@ def log_abs_det_gradient(
         key = method.keys(key)[0]
     n, m = entered.in_size(), entered.out_size()
     plan = weights.make_plan(n, m, method.num_samples, method.directions, method.chunk_size)
+    if proposal is None and 1 < plan.group_size < n:
+        raise ValueError(
+            f"one frame of {plan.group_size} directions in {n} dimensions does not tell its gradient's "
+            f'error: take directions="independent", or num_samples of {n} or more'
+        )
     moments, value, error = _run(operator_of, parameters, proposal, key, plan)
     require_finite_products(moments)
     spent += Products(plan.num_samples, plan.num_samples)

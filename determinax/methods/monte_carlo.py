@@ -31,12 +31,13 @@ class MonteCarlo(AbstractMethod):
 
     **Arguments:**
 
-    - `num_samples`: directions, as many products. Memory does not depend on it.
+    - `num_samples`: directions, as many products. Memory does not depend on it, but for one frame.
     - `directions`: `"independent"`, or `"frames"`: whole orthonormal frames of n directions, which
         cancel the first-order noise (`num_samples` is rounded down to whole frames). With fewer
         than n samples it is one frame, which cancels its share of the first-order noise and nearly
-        all of the second-order noise; the error bar is that of independent directions, which is
-        too large by up to a half. Its directions are all in memory at a time.
+        all of the second-order noise. Its error bar is that of independent directions, too large by
+        $1/\sqrt{1-k/n}$ or more; its certificate rests on a single batch, so where `certified_upper`
+        matters take independent ones; and all its products are in memory at a time.
     - `chunk_size`: directions in memory at a time; by default as many as the caches like. Another
         chunk size draws other directions from the same key.
 
@@ -91,9 +92,12 @@ def sample(
     spent += Products(plan.num_samples)
     if proposal is None and 1 < plan.group_size < n:
         run = _one_frame if ops.is_traced((operator, key)) else _compiled_one_frame
-        moments, noise = weights.guarded(run, operator, key, plan.num_samples)
+        alone = weights.make_plan(n, m, method.num_samples, "independent", method.chunk_size)
+        moments, noise = weights.guarded(run, operator, key, alone)
         require_finite_products(moments)
-        plan = weights.Plan(plan.num_samples, 1, plan.num_samples)
+        if advance:
+            advance(plan.num_samples)
+        plan = weights.Plan(plan.num_samples, 1, plan.num_samples)  # judged as independent
         estimate = summarise(operator, moments, plan, name, "directions of a frame", spent)
         return dataclasses.replace(
             estimate,
@@ -111,7 +115,7 @@ def sample(
 
 
 def _one_frame(
-    operator: lx.AbstractLinearOperator, key: PRNGKeyArray, num: int
+    operator: lx.AbstractLinearOperator, key: PRNGKeyArray, plan: weights.Plan
 ) -> tuple[mo.Moments, Float[Array, ""]]:
     r"""Moments of the weights of k < n orthonormal directions V, and their mean's second-order noise.
 
@@ -120,8 +124,8 @@ def _one_frame(
     $\mathbb{E}[S_{ii}^2 - S_{ii}S_{jj} - 2S_{ij}^2] = 0$ (moments of the orthogonal group). The k
     squares on the diagonal are noisy, the k^2 beside it are not, and cost no products.
     """
-    n, dtype = operator.in_size(), operator.in_structure().dtype
-    images = ops.columns(operator, sphere.frame(key, n, num, dtype))
+    n, num, dtype = operator.in_size(), plan.num_samples, operator.in_structure().dtype
+    images = _in_chunks(operator, sphere.frame(key, n, num, dtype), plan.groups_per_chunk)
     log_norms = weights.log_norm(images)
     moments = mo.update(mo.empty(num, num, dtype), -n * log_norms[:, None])
     images = images / jnp.exp(jnp.mean(log_norms))
@@ -129,10 +133,23 @@ def _one_frame(
     diagonal = jnp.diagonal(gram)
     mean = jnp.mean(diagonal)
     beside = jnp.sum((gram - jnp.diag(diagonal)) ** 2)
-    odd = (jnp.sum((diagonal - mean) ** 2) - 2 * beside / num) / (num - 1)
+    # over num - 1 it would be all of the noise; so it is what leaves least, as `beside` is noisy too
+    odd = (jnp.sum((diagonal - mean) ** 2) - 2 * beside / num) / (num + 1)
     noise = n**2 / 8 * odd / mean**2
     # not finite where A takes a direction to zero, which the weights tell
     return moments, jnp.where(jnp.isfinite(noise), noise, 0)
+
+
+def _in_chunks(operator, points: Float[Array, "n num"], size: int) -> Float[Array, "m num"]:
+    """Products with columns, so many at a time."""
+    n, num = points.shape
+    full = num - num % size
+    rest = ops.columns(operator, points[:, full:])
+    if not full:
+        return rest
+    chunks = jnp.moveaxis(points[:, :full].reshape(n, -1, size), 1, 0)
+    images = jnp.moveaxis(jax.lax.map(lambda x: ops.columns(operator, x), chunks), 0, 1)
+    return jnp.concatenate([images.reshape(-1, full), rest], axis=1)
 
 
 _compiled_one_frame = eqx.filter_jit(_one_frame)

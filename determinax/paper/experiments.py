@@ -130,7 +130,7 @@ def configure(preset: Preset, matrix: str, seed: int = 0) -> Config:
     `paper` is the authors' own protocol, `best` is ours, `quick` is `best` cut to a third of the steps.
     """
     if preset == "paper":
-        return Config("paper", matrix, seed=seed, **(_PAPER | _PAPER_FOR[matrix]))
+        return Config("paper", matrix, seed=seed, **(_PAPER | _PAPER_FOR.get(matrix, {})))
     if preset == "best":
         return Config("best", matrix, 3_000, seed=seed, **_BEST)
     if preset == "quick":

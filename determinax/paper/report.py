@@ -94,9 +94,9 @@ def _projective(rows: list[Row], matrices: Iterable[str], name: str) -> str:
 
 def _training(rows: list[Row], matrices: Iterable[str]) -> str:
     lines = [
-        "| matrix | &#124;det&#124; | printed | KL gap, here | KL gap, paper | steps | products "
-        "| seconds | steps to the paper's gap | products to it | of the paper's | n |",
-        _rule(11),
+        "| matrix | &#124;det&#124; | printed | KL gap, here | KL gap, paper | gradient | steps "
+        "| products | seconds | steps to the paper's gap | products to it | of the paper's | n |",
+        _rule(12),
     ]
     for item in (item for item in MATRICES if item.name in matrices):
         row = next((r for r in rows if r["kind"] == "training" and r["matrix"] == item.name), None)
@@ -111,9 +111,9 @@ def _training(rows: list[Row], matrices: Iterable[str]) -> str:
             share = f"{reached['products'] / (2 * TRAINING_PRODUCTS['A1..A5']):.1%}"
         lines.append(
             f"| {item.name} | {np.exp(item.log_abs_det):.4f} | {item.printed_abs_det} "
-            f"| {row['kl_gap']:.2g} | {gap or '-'} | {row['config']['steps']:,} "
-            f"| {row['products']:,} | {row['seconds']:,.0f} | {steps} | {products} "
-            f"| {share} | {len(item.matrix)} |"
+            f"| {row['kl_gap']:.2g} | {gap or '-'} | {row['config']['gradient']} "
+            f"| {row['config']['steps']:,} | {row['products']:,} | {row['seconds']:,.0f} | {steps} "
+            f"| {products} | {share} | {len(item.matrix)} |"
         )
     first = next(r for r in rows if r["kind"] == "training")
     used = ", ".join(f"{name} {version}" for name, version in first["versions"].items())

@@ -113,8 +113,9 @@ def fit_linear(
     if structure == "probe":
         return _fit_probed(entered, key, pattern, tolerance, spent)
     if is_family:
-        block_size = max(1, n // 4) if block_size is None else block_size
         max_matvecs = _BUDGET_STRUCTURED * n if max_matvecs is None else max_matvecs
+        if block_size is None:
+            block_size = max(1, min(n, whole_number(max_matvecs, "max_matvecs") // 2) // 4)
         plan = _plan(entered, transpose, block_size, max_matvecs, spent)
         _require_family(structure, n, start)
         return _fit_family(entered, structure, key, plan, tolerance, spent, progress)
@@ -189,6 +190,11 @@ def _require_family(factor: flows.AbstractFactor, n: int, start) -> None:
             f"the factor has {factor.n} dimensions and the operator takes vectors of {n}: build it "
             f"with n = {n}"
         )
+    if not jax.tree.leaves(eqx.filter(factor, flows.trainable(factor))):
+        raise ValueError(
+            f"a {type(factor).__name__} has no parameters to fit: use it as it is, with "
+            'Variational(Proposal(flows.ProjectiveLinear(factor)), ...), or take structure="dense"'
+        )
     if start is not None:
         raise ValueError("a structured fit starts from the factor itself: give no start beside it")
 
@@ -200,7 +206,7 @@ def _fit_family(
     n, k = operator.in_size(), plan.block_size
     began, records, fresh = time.perf_counter(), [], np.empty(0)
     num_fresh = k * math.ceil(_MIN_FRESH / k)
-    least, idle = math.inf, 0
+    least, idle, converged = math.inf, 0, False
     with reporting(progress) as report:
         if report:
             report.start(plan.num_steps, "projected updates")
@@ -219,12 +225,15 @@ def _fit_family(
             _require_finite({"finite": records[-1]["finite"][None]}, step)
             fresh = np.concatenate([np.asarray(log_w), fresh])[:num_fresh]
             spread = float(np.std(fresh))
-            idle += spread > 0.9 * least
-            least = min(least, spread)
             if report:
                 report.advance(step + 1, f"spread {spread:.1e}")
-            if len(fresh) == num_fresh and _agree(spread, tolerance):
+            if len(fresh) < num_fresh:
+                continue
+            converged = bool(_agree(spread, tolerance))
+            if converged:
                 break
+            idle += spread > 0.9 * least
+            least = min(least, spread)
     spent += Products(len(records) * k, len(records) * k * (plan.transpose is not None))
     history = {name: np.stack([r[name] for r in records]) for name in records[0]}
     return Fit(
@@ -234,7 +243,7 @@ def _fit_family(
         seconds=time.perf_counter() - began,
         num_matvecs=spent.total,
         num_transposed=spent.transposed,
-        converged=bool(_agree(history["spread"][-1], tolerance)),
+        converged=converged,
     )
 
 
