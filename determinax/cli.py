@@ -340,6 +340,9 @@ def _bad_input_exits() -> Iterator[None]:
 
 def _leave(error: Exception) -> NoReturn:
     sentence = next(iter(str(error).splitlines()), "out of memory")
+    # the functions' cures, by the names that they have here
+    sentence = sentence.replace("use log_volume", "say --volume")
+    sentence = sentence.replace("pass its transpose to log_volume", "transpose it and say --volume")
     print(f"determinax: {sentence}", file=sys.stderr)
     raise typer.Exit(BAD_INPUT) from None
 

@@ -182,6 +182,8 @@ class Estimate(eqx.Module):
         certified = math.nan if self.importance_bound is None else float(self.certified_upper())
         if self.kl_bound is not None and status != "exact" and math.isfinite(certified):
             figures = f"  certified < {certified:.6g} (95 %), KL bound {float(self.kl_bound):.6g}"
+            if self.lower_bound is not None:
+                figures += f", lower bound {float(self.lower_bound):.6g}"
             if self.effective_sample_size is not None:
                 size = float(self.effective_sample_size)
                 figures += f"; effective sample size {size:.3g}, Pareto k {_show(self.pareto_k)}"

@@ -74,6 +74,7 @@ def _run(operator, spent, method, key, allow_unreliable, progress) -> Estimate:
         raise TypeError(
             "method is Auto(), Exact(), MonteCarlo(num_samples), Lanczos(), Probed(), "
             f"Deflated(num_directions) or Variational(proposal, num_samples), not {method!r}"
+            + (": call it" if isinstance(method, type) else "")
         )
     with reporting(False if ops.is_traced((operator, key)) else progress) as report:
         estimate = method.estimate(operator, key, spent=spent, progress=report)

@@ -65,7 +65,7 @@ def run(num_samples: int, seed: int, out: pathlib.Path) -> None:
             )
     table.add_section()
     products = [f"{products:,}\n{seconds:.1f} s" for products, seconds in costs.values()]
-    table.add_row("products, at most\ntime in all", "", "", *products, style="dim")
+    table.add_row("products\ntime", "", "", *products, style="dim")
     console.print(table)
     if num_samples in SAMPLES:
         at = SAMPLES.index(num_samples)
