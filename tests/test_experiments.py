@@ -24,7 +24,7 @@ TINY = {
 }
 
 
-def test_the_paper_preset_is_the_authors_protocol():
+def test_the_paper_preset_has_the_authors_flow_and_settings():
     expected = {
         "preset": "paper",
         "matrix": "A1",

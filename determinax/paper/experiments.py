@@ -103,8 +103,8 @@ _PAPER: dict[str, Any] = {
     "hidden": (128,),
     "circle_hidden": (64,),
 }
-# what differs from matrix to matrix: A1..A5 follow path gradients, which leave half the divergence of total
-# ones; so would W, in twice the hour and a half that its 40,000 iterations take. n = 3 has no coupling
+# what differs from matrix to matrix: A1..A5 follow path gradients, which leave less divergence than total
+# ones; so might W, in twice the hour and a half that its 40,000 iterations take. n = 3 has no coupling
 _PAPER_FOR: dict[str, dict[str, Any]] = {
     **{name: {"gradient": "path"} for name in ("A1", "A2", "A3", "A4", "A5")},
     "W": {"steps": 40_000},
@@ -127,7 +127,7 @@ _BEST: dict[str, Any] = {
 def configure(preset: Preset, matrix: str, seed: int = 0) -> Config:
     """The settings of a preset for one of the paper's matrices.
 
-    `paper` is the authors' own protocol, `best` is ours, `quick` is `best` cut to a third of the steps.
+    `paper` is the authors' flow and settings, `best` is ours, `quick` is `best` cut to a third of the steps.
     """
     if preset == "paper":
         return Config("paper", matrix, seed=seed, **(_PAPER | _PAPER_FOR.get(matrix, {})))
