@@ -115,7 +115,8 @@ def main() -> None:
 
 INTRODUCTION = """# Bounds and coverage on trained proposals
 
-The proposals that `determinax reproduce all` trained by its presets, frozen, with fresh keys.
+The proposals that `determinax reproduce all` trained by its presets, frozen, with fresh keys. Of `paper`,
+those for A1, W and the cover were trained by total gradients, those for A2..A5 by path gradients.
 Made by `python benchmarks/bounds.py`.
 
 ## Bounds in order
@@ -132,8 +133,8 @@ COVERAGE = """
 
 ## Coverage over {keys} keys of {samples:,} samples
 
-Where weights are heavy-tailed, as those of `paper` on A1..A5 and W, hardly a run is called ok, and the few
-that are have missed the tail: they cover less. The cure is the better proposal.
+Where weights are heavy-tailed, as those of `paper` on A1..A5 and W, hardly a run is called ok. The cure is
+the better proposal.
 
 | preset | matrix | exact | ok | warn | unreliable | 95 % interval covers, given ok \
 | off by > 1 nat, yet ok | certificate violated |

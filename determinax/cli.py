@@ -255,7 +255,9 @@ def reproduce(
     target: Annotated[TargetName, typer.Argument(help="A table or a figure, or all of them.")],
     preset: Annotated[
         PresetName,
-        typer.Option(help="paper: the authors' flow and settings, hours; best: ours; quick: minutes."),
+        typer.Option(
+            help="paper: the authors' flow and settings, hours; best: ours; quick: minutes."
+        ),
     ] = PresetName.quick,
     out: Annotated[pathlib.Path, typer.Option(help="Where rows, tables and figures go.")] = (
         pathlib.Path("results")

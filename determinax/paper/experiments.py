@@ -127,7 +127,7 @@ _BEST: dict[str, Any] = {
 def configure(preset: Preset, matrix: str, seed: int = 0) -> Config:
     """The settings of a preset for one of the paper's matrices.
 
-    `paper` is the authors' flow and settings, `best` is ours, `quick` is `best` cut to a third of the steps.
+    `paper` has the authors' flow and settings, `best` is ours, `quick` is a third of the steps of `best`.
     """
     if preset == "paper":
         return Config("paper", matrix, seed=seed, **(_PAPER | _PAPER_FOR.get(matrix, {})))
