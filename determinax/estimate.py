@@ -43,6 +43,8 @@ class Estimate(eqx.Module):
         deviation of the log-weights; None for methods without weights.
     - `num_pooled`: how many log-weights, of this and of earlier operators, `standard_error` and
         `spread` are pooled over (trackers only): the verdict counts them, not the few drawn here.
+    - `is_linear`: whether the weights are of uniform directions or of a linear map's, whose spread says
+        what their tail can be; for other flows the verdict is stricter.
     - `num_matvecs`: products spent, with the transpose included; `num_transposed` of them with it.
     - `num_matvecs_dense`: the n products that would reveal A.
     - `condition`: how much rounding is amplified (exact methods only): the condition number of the
@@ -73,6 +75,7 @@ class Estimate(eqx.Module):
     num_groups: int = eqx.field(static=True, default=0)
     num_batches: int = eqx.field(static=True, default=0)
     factor: float = eqx.field(static=True, default=1.0)
+    is_linear: bool = eqx.field(static=True, default=True)
     notes: tuple[str, ...] = eqx.field(static=True, default=())
     allow_unreliable: bool = eqx.field(static=True, default=False)
 
@@ -145,6 +148,7 @@ class Estimate(eqx.Module):
                 spread=_number(self.spread),
                 pareto_k=self.pareto_k,
                 num_tail=0 if self.tail is None else len(self.tail) - 1,
+                is_linear=self.is_linear,
                 rounding=None if self.condition is None else error,
                 quadrature_change=_number(self.quadrature_change),
             )

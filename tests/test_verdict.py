@@ -58,6 +58,10 @@ def test_a_tail_that_is_not_known_well_is_not_ok_unless_the_spread_rules_it_out(
     assert status(0.2, 192, 0.5) == "ok"
     assert status(0.3, 1024, 0.5) == "ok"
     assert status(0.3, 192, 0.3) == "ok"
+    # a flow's spread says little about its tail
+    flow = GOOD._replace(pareto_k=0.3, num_tail=192, num_groups=10_000, is_linear=False)
+    assert judge(flow._replace(spread=0.3))[0] == "warn"
+    assert judge(flow._replace(spread=0.05))[0] == "ok"
 
 
 def test_every_reason_has_a_direction_and_a_cure():

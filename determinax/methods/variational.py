@@ -118,7 +118,8 @@ class Variational(AbstractMethod):
             spent=spent,
             progress=progress,
         )
-        return dataclasses.replace(estimate, **lower)
+        is_linear = isinstance(getattr(self.proposal, "flow", None), flows.ProjectiveLinear)
+        return dataclasses.replace(estimate, is_linear=is_linear, **lower)
 
     def sampled(self, operator: lx.AbstractLinearOperator) -> Proposal | DefensiveMixture:
         """What directions are drawn from, seen to be of the operator's dimension."""
