@@ -15,7 +15,7 @@ from determinax.operators import Products
         (dx.Exact(), 600, "Exact", [256, 512, 600]),
         (dx.Lanczos(20, 2), 5, "Lanczos", [8, 16, 20]),
         (dx.MonteCarlo(20, chunk_size=10), 5, "Monte Carlo", [10, 20]),
-        (dx.Auto(4), 5, "Monte Carlo", [4]),
+        (dx.Auto(4), 20, "Monte Carlo", [4]),
     ],
     ids=str,
 )

@@ -136,7 +136,7 @@ def test_history_has_the_spread_of_the_steps_own_weights(k):
 @pytest.mark.parametrize(
     ("options", "sentence"),
     [
-        ({"structure": "round"}, 'structure is "dense" or "probe"'),
+        ({"structure": "round"}, 'structure is "dense", "probe" or a factor'),
         ({"block_size": 11}, "at most n = 10"),
         ({"block_size": 0}, "block_size must be a whole number"),
         ({"max_matvecs": 3, "block_size": 5}, "raise max_matvecs, or lower block_size"),
