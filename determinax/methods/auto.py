@@ -90,10 +90,11 @@ class Auto(AbstractMethod):
         budget = n // 4 if budget is None else max(1, budget - spent.total)
         pilot_key, main_key = jax.random.split(key)
         pilot = min(_PILOT, budget // 4)
-        if pilot < 4 or ops.is_traced((operator, key)):
+        traced = ops.is_traced((operator, key))
+        if pilot < 4 or traced:
             # a good share of n directions is worth more exactly than as samples
-            few = 4 * budget <= n or ops.is_traced((operator, key))
-            method = MonteCarlo(budget) if few else _deflated(operator, budget)
+            worth = 4 * budget > n and not traced
+            method = _deflated(operator, budget) if worth else MonteCarlo(budget)
             name = type(method).__name__
             note = f"Auto chose {name}: no pilot run within {budget:,} products."
             return method.estimate(operator, main_key, spent=spent, progress=progress).with_notes(

@@ -255,11 +255,11 @@ def _family_step(operator, transpose, factor: flows.AbstractFactor, key, k: int,
     images = _images(operator, factor.multiply(z))
     log_w = factor.log_abs_det() - n * images.log_norms
     if transpose is None:
-        change = _mm(_power(images, -1), z.T) - z.T
+        change = _change(images, z)
     else:
         back = ops.columns(transpose, images.scaled) / images.scale
         (y,) = jax.linear_transpose(factor.multiply, z)(back)
-        change = _mm(_power(images, -1), z.T) - _mm(_power(images, -2), y.T)
+        change = _change(images, z, y)
     parameters, rest = eqx.partition(factor, flows.trainable(factor))
     theta, unravel = ravel_pytree(parameters)
 
@@ -396,13 +396,13 @@ def secant_update(operator, transpose, matrix, log_abs_det, z):
     values, vectors = images.values, images.vectors
     if transpose is not None:
         y = _mm(matrix.T, ops.columns(transpose, images.scaled) / images.scale)
-        change = _mm(_power(images, -1), z.T) - _mm(_power(images, -2), y.T)
+        change = _change(images, z, y)
     elif images.scaled.shape == z.shape == matrix.shape:
         # all is known: of the equally good M that differ by a rotation, A^{-1} up to scale
         left = _mm(images.scaled, vectors / values)
         change = _mm(vectors / values, left.T) - z.T
     else:
-        change = _mm(_power(images, -1), z.T) - z.T
+        change = _change(images, z)
     return matrix + _mm(moved, change), log_abs_det - z.shape[0] * images.log_norms
 
 
@@ -417,7 +417,7 @@ def tracking_update(operator, matrix, log_abs_det, z):
     images = _images(operator, moved)
     log_w = log_abs_det - n * images.log_norms
     if images.scaled.shape != z.shape:  # a tall operator has no inverse
-        change = _mm(_power(images, -1), z.T) - z.T
+        change = _change(images, z)
         return matrix + _mm(moved, change), log_abs_det, log_w
 
     def broyden():
@@ -471,6 +471,11 @@ def _images(operator, moved: Float[Array, "n k"]) -> _Images:
     mean = jnp.exp(jnp.mean(jnp.log(values)))
     scale = size * mean
     return _Images(log_norms, images / scale, scale, values / mean, vectors)
+
+
+def _change(images: _Images, z: Array, y: Array | None = None) -> Float[Array, "k n"]:
+    r"""$S^{-1/2}Z^\top - S^{-1}Y^\top$, with $Y = ZS$ where no transpose gives it."""
+    return _mm(_power(images, -1), z.T) - (z.T if y is None else _mm(_power(images, -2), y.T))
 
 
 def _power(images: _Images, power: int) -> Float[Array, "k k"]:
