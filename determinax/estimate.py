@@ -50,6 +50,7 @@ class Estimate(eqx.Module):
     - `condition`: how much rounding is amplified (exact methods only): the condition number of the
         equilibrated matrix, or what elimination in a band was seen to do.
     - `quadrature_change`: from half the depth, in standard errors of the probes (Lanczos only).
+    - `sign`: of the determinant, 1 or -1, where a factorisation of a real operator knows it.
     """
 
     log_abs_det: Float[Array, ""]
@@ -68,6 +69,7 @@ class Estimate(eqx.Module):
     tail: Float[Array, " tail"] | None = None
     condition: Float[Array, ""] | None = None
     quadrature_change: Float[Array, ""] | None = None
+    sign: Float[Array, ""] | None = None
     method: str = eqx.field(static=True, default="")
     num_matvecs: int = eqx.field(static=True, default=0)
     num_transposed: int = eqx.field(static=True, default=0)
@@ -224,6 +226,7 @@ class Estimate(eqx.Module):
                 "spread",
                 "condition",
                 "quadrature_change",
+                "sign",
             )
         }
         return {
@@ -267,6 +270,7 @@ class Estimate(eqx.Module):
             importance_bound_standard_error=scale(self.importance_bound_standard_error),
             lower_bound=move(self.lower_bound),
             equal_weights=exact,
+            sign=None,  # that of what was taken out is not known here
             factor=factor * self.factor,
         )
 
