@@ -5,6 +5,7 @@ look at values (the Pareto fit, the verdict) is computed when asked for, outside
 """
 
 import dataclasses
+import functools
 import math
 from typing import Any
 
@@ -46,11 +47,13 @@ class Estimate(eqx.Module):
     - `is_linear`: whether the weights are of uniform directions or of a linear map's, whose spread says
         what their tail can be; for other flows the verdict is stricter.
     - `num_matvecs`: products spent, with the transpose included; `num_transposed` of them with it.
-    - `num_matvecs_dense`: the n products that would reveal A.
+    - `num_matvecs_dense`: the n products that would give A itself.
     - `condition`: how much rounding is amplified (exact methods only): the condition number of the
         equilibrated matrix, or what elimination in a band was seen to do.
     - `quadrature_change`: from half the depth, in standard errors of the probes (Lanczos only).
     - `sign`: of the determinant, 1 or -1, where a factorisation of a real operator knows it.
+    - `bar`: the standard error that the caller is content with, in nats (`tolerance=`, `rtol=`); the
+        verdict judges by it. None: by the thresholds' own.
     """
 
     log_abs_det: Float[Array, ""]
@@ -70,6 +73,7 @@ class Estimate(eqx.Module):
     condition: Float[Array, ""] | None = None
     quadrature_change: Float[Array, ""] | None = None
     sign: Float[Array, ""] | None = None
+    bar: Float[Array, ""] | None = None
     method: str = eqx.field(static=True, default="")
     num_matvecs: int = eqx.field(static=True, default=0)
     num_transposed: int = eqx.field(static=True, default=0)
@@ -78,6 +82,7 @@ class Estimate(eqx.Module):
     num_batches: int = eqx.field(static=True, default=0)
     factor: float = eqx.field(static=True, default=1.0)
     is_linear: bool = eqx.field(static=True, default=True)
+    quantity: str = eqx.field(static=True, default="log|det|")
     notes: tuple[str, ...] = eqx.field(static=True, default=())
     allow_unreliable: bool = eqx.field(static=True, default=False)
 
@@ -153,6 +158,7 @@ class Estimate(eqx.Module):
                 is_linear=self.is_linear,
                 rounding=None if self.condition is None else error,
                 quadrature_change=_number(self.quadrature_change),
+                bar=_number(self.bar),
             )
         )
 
@@ -180,7 +186,11 @@ class Estimate(eqx.Module):
         status, reasons = self.verdict()
         value, error = float(self.log_abs_det), float(self.standard_error)
         shown = f" ± {error:.2g}" if math.isfinite(value) else ""
-        lines = [f"log|det| = {_round_to(value, error)}{shown}   [{status}, {self.method}]"]
+        # "exact" once is enough
+        label = f"{status}, {self.method.removeprefix('exact, ')}"
+        lines = [f"{self.quantity} = {_round_to(value, error)}{shown}   [{label}]"]
+        if self.sign is not None:
+            lines.append(f"  sign of the determinant: {float(self.sign):+.0f}")
         interval = self.interval
         if interval is not None and status != "exact":
             low, high = (_round_to(end, error) for end in interval)
@@ -202,7 +212,8 @@ class Estimate(eqx.Module):
     def cost(self) -> str:
         """The products spent, in words."""
         transposed = f" ({self.num_transposed:,} transposed)" if self.num_transposed else ""
-        return f"{self.num_matvecs:,} products{transposed}; {self.num_matvecs_dense:,} reveal A"
+        dense = _products(self.num_matvecs_dense)
+        return f"{_products(self.num_matvecs)}{transposed}; {dense} would give A itself"
 
     def to_dict(self) -> dict[str, Any]:
         """Everything as plain JSON types; what is not finite becomes None."""
@@ -227,10 +238,12 @@ class Estimate(eqx.Module):
                 "condition",
                 "quadrature_change",
                 "sign",
+                "bar",
             )
         }
         return {
             "method": self.method,
+            "quantity": self.quantity,
             "status": status,
             "reasons": list(reasons + self.notes),
             **numbers,
@@ -281,6 +294,15 @@ class Estimate(eqx.Module):
             num_matvecs=self.num_matvecs + num,
             num_transposed=self.num_transposed + num_transposed,
         )
+
+    def judged_by(self, tolerance: float | None, rtol: float | None) -> "Estimate":
+        """The same estimate, judged by the standard error that the caller is content with.
+
+        In nats, or as a share of |log det|; of both, the larger counts.
+        """
+        bars = [] if tolerance is None else [jnp.asarray(tolerance, self.standard_error.dtype)]
+        bars += [] if rtol is None else [rtol * jnp.abs(jax.lax.stop_gradient(self.log_abs_det))]
+        return dataclasses.replace(self, bar=functools.reduce(jnp.maximum, bars)) if bars else self
 
     def _num_draws(self) -> int:
         return self.num_groups if self.num_pooled is None else round(float(self.num_pooled))
@@ -356,6 +378,10 @@ def from_moments(
         factor=factor,
         **fields,
     )
+
+
+def _products(num: int) -> str:
+    return "1 product" if num == 1 else f"{num:,} products"
 
 
 def _number(x: Any) -> float | None:

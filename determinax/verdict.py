@@ -66,6 +66,7 @@ class Figures(NamedTuple):
     is_linear: bool = True
     rounding: float | None = None
     quadrature_change: float | None = None
+    bar: float | None = None
 
 
 def judge(figures: Figures) -> tuple[Status, tuple[str, ...]]:
@@ -81,9 +82,9 @@ def judge(figures: Figures) -> tuple[Status, tuple[str, ...]]:
             "products underflow, and -inf is too small; use a rescaled operator to tell.",
         )
     if figures.rounding is not None:
-        return _judge_exact(figures.rounding)
+        return _judge_exact(figures.rounding, figures.bar)
     if figures.equal_weights:
-        return "exact", ()
+        return _within_bar(figures.standard_error, figures.bar) or ("exact", ())
     if figures.quadrature_change is not None:
         findings = _lanczos_findings(figures)
     else:
@@ -171,11 +172,7 @@ def _sampling_findings(figures: Figures) -> list[tuple[str, str]]:
             share,
             f"One sample carries {share or 0:.0%} of the weight, so {_UPWARD}; {_CURE}.",
         )
-        look(
-            "standard_error",
-            error,
-            f"The standard error is {error:.2g} nats, to either side; {_CURE}.",
-        )
+        findings += _error_finding(error, figures.bar, _CURE)
     if THRESHOLDS["num_groups"].warn <= groups < BROAD_NUM_GROUPS and (spread or 0) > NARROW_SPREAD:
         findings.append(
             (
@@ -205,11 +202,7 @@ def _lanczos_findings(figures: Figures) -> list[tuple[str, str]]:
                 "half its depth), so log|det| is too large; increase depth.",
             )
         )
-    level = _level(error, THRESHOLDS["standard_error"])
-    if level:
-        findings.append(
-            (level, f"The standard error is {error:.2g} nats, to either side; take more probes.")
-        )
+    findings += _error_finding(error, figures.bar, "take more probes")
     level = _level(figures.num_groups, THRESHOLDS["num_probes"])
     if level:
         findings.append(
@@ -222,10 +215,31 @@ def _lanczos_findings(figures: Figures) -> list[tuple[str, str]]:
     return findings
 
 
-def _judge_exact(rounding: float) -> tuple[Status, tuple[str, ...]]:
+def _error_finding(error: float, bar: float | None, cure: str) -> list[tuple[str, str]]:
+    """Judge the standard error by the caller's bar; without one, by the default of 0.25 nats."""
+    usual = THRESHOLDS["standard_error"]
+    # as far above the caller's bar as 1 nat is above 0.25, an estimate is of no use to them
+    limits = usual if bar is None else Threshold(bar, bar * usual.unreliable / usual.warn)
+    level = _level(error, limits)
+    asked = "" if bar is None else f", above the {bar:.2g} asked for"
+    sentence = f"The standard error is {error:.2g} nats{asked}, to either side; {cure}."
+    return [(level, sentence)] if level else []
+
+
+def _within_bar(rounding: float, bar: float | None) -> tuple[Status, tuple[str, ...]] | None:
+    """A warning where rounding alone is above the caller's bar; None where it is not."""
+    if bar is None or rounding <= bar:
+        return None
+    return "warn", (
+        f"Rounding may have cost {rounding:.1g} nats, above the {bar:.2g} asked for, to either side; "
+        "use float64, or ask for less.",
+    )
+
+
+def _judge_exact(rounding: float, bar: float | None) -> tuple[Status, tuple[str, ...]]:
     level = _level(rounding, THRESHOLDS["rounding"])
     if level is None:
-        return "exact", ()
+        return _within_bar(rounding, bar) or ("exact", ())
     kind = "numerically singular" if level == "unreliable" else "ill-conditioned"
     size = f"{rounding:.1g} nats" if rounding < 1 else "all digits"
     return level, (

@@ -62,7 +62,7 @@ def test_text_output(matrix_file):
     result = run("estimate", matrix_file)
     assert result.exit_code == 0
     assert "log|det| =" in result.stdout
-    assert "6 reveal A" in result.stdout
+    assert "6 products would give A itself" in result.stdout
 
 
 def test_sparse_files_and_volumes(tmp_path):

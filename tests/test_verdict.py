@@ -1,3 +1,4 @@
+import dataclasses
 import json
 import math
 
@@ -76,6 +77,72 @@ def test_every_reason_has_a_direction_and_a_cure():
         for reason in judge(figures)[1]:
             assert any(word in reason for word in ("too large", "too small", "either side"))
             assert any(cure in reason for cure in ("take", "increase", "use", "proposal"))
+
+
+@pytest.mark.parametrize("bar", [0.02, 0.5, 22.0])
+def test_the_callers_bar_replaces_the_default_one_and_nothing_else(bar):
+    within = GOOD._replace(standard_error=0.99 * bar, bar=bar)
+    assert judge(within) == ("ok", ())
+    above = judge(within._replace(standard_error=1.01 * bar))
+    assert above[0] == "warn"
+    assert f"above the {bar:.2g} asked for" in above[1][0]
+    assert judge(within._replace(standard_error=4.01 * bar))[0] == "unreliable"
+    # the other rules stay
+    assert judge(within._replace(pareto_k=0.8))[0] == "unreliable"
+    assert judge(within._replace(num_groups=10))[0] == "unreliable"
+
+
+def test_a_bar_below_rounding_is_not_met_and_a_high_one_excuses_no_rounding():
+    exact = Figures(log_abs_det=1.0, standard_error=1e-6, rounding=1e-6)
+    assert judge(exact)[0] == judge(exact._replace(bar=1e-5))[0] == "exact"
+    assert judge(exact._replace(bar=1e-7))[0] == "warn"
+    assert judge(exact._replace(rounding=0.5, bar=10.0))[0] == "unreliable"
+    equal = GOOD._replace(equal_weights=True, standard_error=1e-4)
+    assert judge(equal)[0] == "exact"
+    assert judge(equal._replace(bar=1e-5))[0] == "warn"
+
+
+def test_a_large_log_determinant_is_judged_by_its_share():
+    # many probes, a broad spectrum: an error of nats that is a small share of the value
+    a = np.diag(np.exp(np.linspace(0, 3, 400)))
+    method = dx.Lanczos(num_probes=20, depth=40)
+    plain = dx.log_abs_det(a, method, key=KEY)
+    assert plain.standard_error > 1
+    assert plain.status == "unreliable"
+    content = dx.log_abs_det(a, method, key=KEY, rtol=0.05)
+    assert content.log_abs_det == plain.log_abs_det
+    assert content.status == "ok"
+    assert content.interval is not None
+    assert float(content.bar) == pytest.approx(0.05 * abs(float(content.log_abs_det)))
+    assert dx.log_abs_det(a, method, key=KEY, tolerance=1e-3).status == "unreliable"
+    # of both, the larger counts
+    both = dx.log_abs_det(a, method, key=KEY, tolerance=1e-3, rtol=0.05)
+    assert float(both.bar) == float(content.bar)
+
+
+@pytest.mark.parametrize("bar", [0, -1.0, math.nan, math.inf, "0.5", True])
+def test_a_bar_that_is_no_positive_number_is_refused(bar):
+    for name in ("tolerance", "rtol"):
+        with pytest.raises(ValueError, match=f"{name} is a positive number"):
+            dx.log_abs_det(np.eye(2), **{name: bar})
+
+
+def test_a_bar_passes_through_jit():
+    a = near_isometry(10)
+    found = jax.jit(lambda a: dx.log_abs_det(a, dx.MonteCarlo(2000), key=KEY, tolerance=1e-4))(a)
+    assert found.status == "unreliable"
+    assert "asked for" in found.reasons[0]
+
+
+def test_the_text_says_each_thing_once_and_rightly():
+    estimate = dx.log_abs_det(np.array([[0.0, 1.0], [2.0, 0.0]]))
+    text = str(dataclasses.replace(estimate, sign=np.asarray(-1.0)))
+    assert "[exact, LU]" in text
+    assert "sign of the determinant: -1" in text
+    volume = str(dx.log_volume(np.array([[3.0], [4.0]])))
+    assert volume.startswith("log-volume = 1.609")
+    assert "[exact, QR]" in volume
+    assert "1 product; 1 product would give A itself" in volume
 
 
 def test_nan_is_unreliable_whatever_else_is_said():
@@ -207,7 +274,7 @@ def test_text_and_json_and_repr():
     e = dx.log_abs_det(near_isometry(10), dx.MonteCarlo(20_000), key=KEY)
     text = str(e)
     assert len(text.splitlines()) <= 6
-    for word in ("log|det|", "ok", "95 % interval", "20,000 products", "10 reveal A"):
+    for word in ("log|det|", "ok", "95 % interval", "20,000 products", "10 products would give"):
         assert word in text
     data = json.loads(json.dumps(e.to_dict(), allow_nan=False))
     assert data["status"] == "ok"

@@ -8,7 +8,7 @@ from jaxtyping import PRNGKeyArray
 from determinax import operators as ops
 from determinax.estimate import Estimate
 from determinax.methods.auto import Auto
-from determinax.methods.base import AbstractMethod
+from determinax.methods.base import AbstractMethod, require_bar
 from determinax.progress import reporting
 
 
@@ -19,6 +19,8 @@ def log_abs_det(
     key: PRNGKeyArray | None = None,
     example: Any = None,
     check_linear: bool = True,
+    tolerance: float | None = None,
+    rtol: float | None = None,
     allow_unreliable: bool = False,
     progress: bool | None = None,
 ) -> Estimate:
@@ -33,6 +35,10 @@ def log_abs_det(
     - `key`: a JAX key; only `Exact()` does without.
     - `example`: an input of a callable operator.
     - `check_linear`: spend four products to check that a callable is linear.
+    - `tolerance`, `rtol`: the standard error that you are content with, in nats or as a share of
+        $|\log|\det A||$ (of both, the larger counts). The verdict judges by that bar: above it an
+        estimate is a `warn`, above four times it `unreliable`; its other rules stay. Without one the
+        bar is 0.25 nats.
     - `allow_unreliable`: let `float(estimate)` answer even where the estimate is unreliable.
     - `progress`: a bar on runs over two seconds; None: if standard error is a terminal.
 
@@ -46,7 +52,8 @@ def log_abs_det(
     """
     entered, spent = ops.admit(operator, example, check_linear=check_linear)
     ops.require_square(entered)
-    return _run(entered, spent, method, key, allow_unreliable, progress)
+    bars = tolerance, rtol
+    return _run(entered, spent, method, key, "log|det|", bars, allow_unreliable, progress)
 
 
 def log_volume(
@@ -56,6 +63,8 @@ def log_volume(
     key: PRNGKeyArray | None = None,
     example: Any = None,
     check_linear: bool = True,
+    tolerance: float | None = None,
+    rtol: float | None = None,
     allow_unreliable: bool = False,
     progress: bool | None = None,
 ) -> Estimate:
@@ -65,10 +74,13 @@ def log_volume(
     """
     entered, spent = ops.admit(operator, example, check_linear=check_linear)
     ops.require_not_wide(entered)
-    return _run(entered, spent, method, key, allow_unreliable, progress)
+    bars = tolerance, rtol
+    return _run(entered, spent, method, key, "log-volume", bars, allow_unreliable, progress)
 
 
-def _run(operator, spent, method, key, allow_unreliable, progress) -> Estimate:
+def _run(operator, spent, method, key, quantity, bars, allow_unreliable, progress) -> Estimate:
+    for name, bar in zip(("tolerance", "rtol"), bars, strict=True):
+        require_bar(name, bar)
     method = Auto() if method is None else method
     if not isinstance(method, AbstractMethod):
         raise TypeError(
@@ -78,4 +90,5 @@ def _run(operator, spent, method, key, allow_unreliable, progress) -> Estimate:
         )
     with reporting(False if ops.is_traced((operator, key)) else progress) as report:
         estimate = method.estimate(operator, key, spent=spent, progress=report)
-    return dataclasses.replace(estimate, allow_unreliable=allow_unreliable)
+    estimate = estimate.judged_by(*bars)
+    return dataclasses.replace(estimate, quantity=quantity, allow_unreliable=allow_unreliable)

@@ -51,3 +51,12 @@ def whole_number(value: Any, name: str, *, least: int = 1) -> int:
             f"{name} must be a whole number from {least} to {2**31 - 1}, not {value!r}"
         )
     return int(value)
+
+
+def require_bar(name: str, bar: Any) -> None:
+    """Refuse a bar for the standard error that is no positive number; None is no bar."""
+    if bar is None:
+        return
+    number = isinstance(bar, int | float | np.integer | np.floating) and not isinstance(bar, bool)
+    if not (number and 0 < bar < math.inf):
+        raise ValueError(f"{name} is a positive number, the standard error to be met, not {bar!r}")

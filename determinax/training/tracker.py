@@ -153,7 +153,7 @@ class Tracker(eqx.Module):
             return Products(num // 2, num // 2)
         if num > operator.in_size():
             raise ValueError(
-                f"num_matvecs is at most n = {operator.in_size()}, not {num}: n products reveal A"
+                f"num_matvecs is at most n = {operator.in_size()}, not {num}: n of them give A"
             )
         return Products(num)
 
