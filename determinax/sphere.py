@@ -4,9 +4,17 @@ Points are columns, the batch is the last axis: an `(n, num)` array is what a ma
 and XLA's CPU backend reduces fast over the first axis.
 """
 
+import functools
+
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, DTypeLike, Float, PRNGKeyArray
+from jax.core import Tracer
+from jaxtyping import Array, ArrayLike, DTypeLike, Float, PRNGKeyArray
+
+from determinax import _linalg
+
+# how far a norm may be from 1: what a few printed digits round away
+_OFF = 1e-3
 
 
 def _normal(key: PRNGKeyArray, shape: tuple[int, int], dtype: DTypeLike) -> Float[Array, "n num"]:
@@ -29,6 +37,12 @@ def uniform(key: PRNGKeyArray, n: int, num: int, dtype: DTypeLike = float) -> Fl
 
     $S^0 = \{-1, 1\}$ for `n = 1`.
     """
+    return _uniform(key, n, num, dtype)
+
+
+# compiled here, once: `cond` and loops outside of `jit` are compiled anew every time
+@functools.partial(jax.jit, static_argnums=(1, 2, 3))
+def _uniform(key: PRNGKeyArray, n: int, num: int, dtype: DTypeLike) -> Float[Array, "n num"]:
     z = _normal(key, (n, num), dtype)
     return z / jnp.linalg.norm(z, axis=0)
 
@@ -44,12 +58,16 @@ def frame(
     k = n if k is None else k
     if not 1 <= k <= n:
         raise ValueError(f"a frame in {n} dimensions has 1 to {n} directions, not {k}")
+    return _frame(key, n, k, dtype)
+
+
+@functools.partial(jax.jit, static_argnums=(1, 2, 3))
+def _frame(key: PRNGKeyArray, n: int, k: int, dtype: DTypeLike) -> Float[Array, "n k"]:
     z = _normal(key, (n, k), dtype)
     return _gram_schmidt(z) if n <= _SMALL else _householder(z)
 
 
-# up to here Gram-Schmidt is at least as fast as LAPACK, whose threads can also wait for each other
-# for ever when XLA runs two factorisations at once (seen with OpenBLAS and batches of 20 x 20)
+# up to here Gram-Schmidt is at least as fast as LAPACK
 _SMALL = 32
 
 
@@ -64,6 +82,50 @@ def _gram_schmidt(z: Float[Array, "n k"]) -> Float[Array, "n k"]:
 
 
 def _householder(z: Float[Array, "n k"]) -> Float[Array, "n k"]:
-    q, r = jnp.linalg.qr(z)
+    q, r = _linalg.qr(z)
     # LAPACK fixes the signs of R's diagonal by its own rule; undo that, else q is not Haar
     return q * jnp.where(jnp.diagonal(r) < 0, -1, 1).astype(z.dtype)
+
+
+def unit_rows(
+    points: Float[ArrayLike, "num n"] | Float[ArrayLike, " n"], n: int
+) -> Float[Array, "num n"] | Float[Array, " n"]:
+    """Points, one a row, or one point, as an array; refused unless they have n entries and norm 1.
+
+    Inside of `jit`, `vmap` and `grad` there are no values to look at, so shapes alone are checked.
+    """
+    try:
+        rows = jnp.asarray(points)
+    except (TypeError, ValueError) as error:
+        raise TypeError(
+            f"points are an array of numbers, one unit vector a row, not a {type(points).__name__} "
+            "that NumPy cannot make one of"
+        ) from error
+    if not (jnp.issubdtype(rows.dtype, jnp.floating) or jnp.issubdtype(rows.dtype, jnp.integer)):
+        raise TypeError(f"points have dtype {rows.dtype}: pass real numbers, one unit vector a row")
+    if rows.ndim not in (1, 2) or rows.shape[-1] != n:
+        cure = f"pass one point ({n},) or one a row (num, {n})"
+        if rows.shape[:1] == (n,):
+            cure += ", the transpose of this"
+        raise ValueError(f"points of shape {rows.shape} are not rows in {n} dimensions: {cure}")
+    if not isinstance(rows, Tracer) and rows.size:
+        _require_norm_one(rows)
+    return rows
+
+
+def _require_norm_one(rows: Array) -> None:
+    index, norm = _worst(rows)
+    if not abs(float(norm) - 1) < _OFF:
+        name = "the point" if rows.ndim == 1 else f"row {int(index)} of the points"
+        if not jnp.isfinite(norm):
+            raise ValueError(f"{name} holds NaN, Inf or what is too large: pass unit vectors")
+        raise ValueError(f"{name} has norm {float(norm):.4g}, not 1: divide it by its norm")
+
+
+@jax.jit
+def _worst(rows: Array) -> tuple[Array, Array]:
+    """The row whose norm is farthest from 1, and that norm."""
+    norms = jnp.atleast_1d(jnp.linalg.norm(rows, axis=-1))
+    off = jnp.abs(norms - 1)
+    index = jnp.argmax(jnp.where(jnp.isnan(off), jnp.inf, off))
+    return index, norms[index]

@@ -1,0 +1,97 @@
+"""Plain arguments in; a value, or a sentence that names the cure, out.
+
+Imports nothing heavy, so that the command line can ask early.
+"""
+
+import functools
+import math
+import numbers
+import os
+import pathlib
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+_GROUPS, _OWN_GROUPS = pathlib.Path("/sys/fs/cgroup"), pathlib.Path("/proc/self/cgroup")
+
+
+def whole_number(value: Any, name: str, *, least: int = 1) -> int:
+    """A whole number of at least `least`, below 2^31; 1e4 counts as one, True and NaN do not."""
+    # NumPy's numbers are registered as such
+    valid = isinstance(value, numbers.Real) and not isinstance(value, bool) and math.isfinite(value)
+    number = float(value) if valid else math.nan
+    if not (number.is_integer() and least <= number < 2**31):
+        raise ValueError(
+            f"{name} must be a whole number from {least} to {2**31 - 1}, not {value!r}"
+        )
+    return int(number)
+
+
+def require_key(key: Any, method: str) -> Any:
+    """The key of a method that draws random directions."""
+    import jax
+    import jax.numpy as jnp
+
+    if key is None:
+        raise ValueError(f"{method} draws random directions: pass key=jax.random.key(0)")
+    is_key = isinstance(key, jax.Array) and (
+        jnp.issubdtype(key.dtype, jax.dtypes.prng_key) or key.dtype == jnp.uint32
+    )
+    if not is_key:
+        raise TypeError(f"key is a JAX key such as jax.random.key(0), not {key!r}")
+    return key
+
+
+def require_bar(name: str, bar: Any) -> None:
+    """Refuse a bar for the standard error that is no positive number; None is no bar."""
+    if bar is None:
+        return
+    number = isinstance(bar, numbers.Real) and not isinstance(bar, bool)
+    if not (number and 0 < float(bar) < math.inf):
+        raise ValueError(f"{name} is a positive number, the standard error to be met, not {bar!r}")
+
+
+@functools.cache
+def physical_memory() -> int:
+    """What this process may have, in bytes: the machine's, or less where a control group says so.
+
+    Where the system does not tell (Windows) it is all that can be addressed: nothing is refused.
+    """
+    try:
+        installed = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    except (AttributeError, ValueError, OSError):
+        installed = -1
+    return min([installed if installed > 0 else sys.maxsize, *_group_limits()])
+
+
+def _group_limits() -> Iterator[int]:
+    """The limits of this process' control groups and of those around them, versions 1 and 2."""
+    try:
+        lines = [line.split(":", 2) for line in _OWN_GROUPS.read_text().splitlines()]
+    except OSError:
+        return
+    for _, controllers, path in lines:
+        if not controllers:
+            root, name = _GROUPS, "memory.max"
+        elif "memory" in controllers.split(","):
+            root, name = _GROUPS / "memory", "memory.limit_in_bytes"
+        else:
+            continue
+        own = root / path.strip("/")
+        for folder in (own, *own.parents):
+            if not folder.is_relative_to(root):
+                break
+            try:
+                yield int((folder / name).read_text())
+            except (OSError, ValueError):  # no such group from in here, or "max"
+                continue
+
+
+def require_memory(need: int, what: str, cure: str) -> None:
+    """Refuse what cannot fit, before it is tried: `what` needs so many bytes; `cure` helps."""
+    have = physical_memory()
+    if need > have:
+        raise ValueError(
+            f"{what}, {need / 2**30:,.1f} GiB: more than the {have / 2**30:,.1f} GiB that this "
+            f"machine has; {cure}"
+        )
