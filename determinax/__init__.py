@@ -1,35 +1,78 @@
 """log|det A| from matrix-vector products alone: with an error bar, a bound and a verdict."""
 
-from determinax import flows, operators, sphere, training
-from determinax.estimate import Estimate, UnreliableEstimateError
-from determinax.methods import (
-    Auto,
-    Deflated,
-    Exact,
-    Gradient,
-    Lanczos,
-    MonteCarlo,
-    Probed,
-    Variational,
-    jacobian_log_abs_det,
-    log_abs_det,
-    log_abs_det_gradient,
-    log_volume,
-)
-from determinax.operators import OperatorError, as_operator
-from determinax.proposals import Proposal
-from determinax.storage import StorageError, load, save
-from determinax.training import (
-    Fit,
-    Tracker,
-    fit,
-    fit_density,
-    fit_jacobian,
-    fit_linear,
-    fit_samples,
-)
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from determinax import api as api
+    from determinax import estimate as estimate
+    from determinax import files as files
+    from determinax import flows, operators, sphere, training
+    from determinax import gradients as gradients
+    from determinax import jacobians as jacobians
+    from determinax import methods as methods
+    from determinax import paper as paper
+    from determinax import plots as plots
+    from determinax import progress as progress
+    from determinax import proposals as proposals
+    from determinax import storage as storage
+    from determinax.api import log_abs_det, log_volume
+    from determinax.estimate import Estimate, UnreliableEstimateError
+    from determinax.gradients import Gradient, log_abs_det_gradient
+    from determinax.jacobians import jacobian_log_abs_det
+    from determinax.methods import (
+        Auto,
+        Deflated,
+        Exact,
+        Lanczos,
+        MonteCarlo,
+        Probed,
+        Variational,
+    )
+    from determinax.operators import OperatorError, as_operator
+    from determinax.proposals import Proposal
+    from determinax.storage import StorageError, load, save
+    from determinax.training import (
+        Fit,
+        FitInterrupted,
+        Tracker,
+        fit,
+        fit_density,
+        fit_jacobian,
+        fit_linear,
+        fit_samples,
+    )
 
 __version__ = "0.1.0"
+
+# where each name is; it is imported when it is first asked for, so that `determinax --help` is quick
+_HOMES = {
+    "estimate": ("Estimate", "UnreliableEstimateError"),
+    "files": (),
+    "flows": (),
+    "api": ("log_abs_det", "log_volume"),
+    "gradients": ("Gradient", "log_abs_det_gradient"),
+    "jacobians": ("jacobian_log_abs_det",),
+    "methods": ("Auto", "Deflated", "Exact", "Lanczos", "MonteCarlo", "Probed", "Variational"),
+    "operators": ("OperatorError", "as_operator"),
+    "paper": (),
+    "plots": (),
+    "progress": (),
+    "proposals": ("Proposal",),
+    "sphere": (),
+    "storage": ("StorageError", "load", "save"),
+    "training": (
+        "Fit",
+        "FitInterrupted",
+        "Tracker",
+        "fit",
+        "fit_density",
+        "fit_jacobian",
+        "fit_linear",
+        "fit_samples",
+    ),
+}
+_HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
 
 __all__ = [
     "Auto",
@@ -37,6 +80,7 @@ __all__ = [
     "Estimate",
     "Exact",
     "Fit",
+    "FitInterrupted",
     "Gradient",
     "Lanczos",
     "MonteCarlo",
@@ -64,3 +108,17 @@ __all__ = [
     "sphere",
     "training",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    if name in _HOMES:
+        return importlib.import_module(f"determinax.{name}")
+    if name not in _HOME_OF:
+        raise AttributeError(f"module 'determinax' has no attribute {name!r}")
+    value = getattr(importlib.import_module(f"determinax.{_HOME_OF[name]}"), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__, *_HOMES})

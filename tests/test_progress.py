@@ -1,45 +1,121 @@
 """Every method reports on its way, and the bar appears on a terminal only."""
 
+import re
+import time
+
 import jax
 import jax.numpy as jnp
 import pytest
 
 import determinax as dx
-from determinax import progress
-from determinax.operators import Products
+from determinax import _shell, progress
 
 
 @pytest.mark.parametrize(
-    ("method", "n", "what", "steps"),
+    ("method", "n", "what", "total"),
     [
-        (dx.Exact(), 600, "Exact", [256, 512, 600]),
-        (dx.Lanczos(20, 2), 5, "Lanczos", [8, 16, 20]),
-        (dx.MonteCarlo(20, chunk_size=10), 5, "Monte Carlo", [10, 20]),
-        (dx.Auto(4), 20, "Monte Carlo", [4]),
+        (dx.Exact(), 600, "Exact", 600),
+        (dx.Lanczos(20, 2), 5, "Lanczos", 20),
+        (dx.MonteCarlo(20, chunk_size=10), 5, "MonteCarlo", 20),
     ],
     ids=str,
 )
-def test_methods_report(method, n, what, steps):
+def test_methods_report(method, n, what, total):
     started, done = [], []
     report = progress.Report(lambda *a: started.append(a), lambda *a: done.append(a[0]))
     operator = dx.as_operator(lambda x: 2 * x, jnp.zeros(n))
-    e = method.estimate(operator, jax.random.key(0), spent=Products(), progress=report)
-    assert started == [(steps[-1], what)]
-    assert done == steps
+    e = _shell.estimate(operator, method, jax.random.key(0), report=report)
+    assert started == [(total, what)]
+    assert done == sorted(done)
+    assert len(done) >= 1
+    assert total / 2 <= done[-1] <= total
     assert abs(e.log_abs_det - n * jnp.log(2)) < 1e-9
 
 
-@pytest.mark.parametrize(("patience", "shown"), [(-1.0, True), (60.0, False)])
-def test_the_bar_appears_when_patience_is_over(patience, shown, monkeypatch, capsys):
-    monkeypatch.setattr(progress, "PATIENCE", patience)
+class Screen:
+    """What is drawn on a terminal of 80 columns."""
+
+    def __init__(self, capsys):
+        self._capsys, self._raw = capsys, ""
+
+    @property
+    def text(self):
+        self._raw += self._capsys.readouterr().err
+        return re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", self._raw)
+
+    def wait_for(self, *words):
+        stop = time.monotonic() + 60
+        while not all(word in self.text for word in words):
+            assert time.monotonic() < stop, self.text[-1000:]
+            time.sleep(0.01)
+
+
+@pytest.fixture
+def screen(monkeypatch, capsys):
+    monkeypatch.setattr(progress, "PATIENCE", 0.0)
     monkeypatch.setenv("FORCE_COLOR", "1")  # to rich a terminal
+    monkeypatch.setenv("COLUMNS", "80")
+    return Screen(capsys)
+
+
+def test_a_long_note_leaves_room_for_bar_count_and_time(screen):
+    with progress.reporting(True) as report:
+        report.start(2_000_000, "fitting a proposal for Jacobians (path gradients)")
+        screen.wait_for("0 of 2,000,000", "compiling")
+        for done in (500_000, 1_000_000):
+            report.advance(done, "loss 3.1416, KL gap about 0.0025, " + "and so on " * 20)
+            screen.wait_for(f"{done:,} of", "loss 3.1416")
+        screen.wait_for("0:00:0")  # the time that is left
+    lines = re.split(r"[\r\n]+", screen.text)
+    assert max(map(len, lines)) <= 80
+    assert any("fitting a prop" in x and "━━" in x and "1,000,000 of 2,000,000" in x for x in lines)
+
+
+def test_a_phase_without_a_count_has_a_spinner_that_turns(screen):
+    with progress.reporting(True) as report:
+        report.working("factorising 5,000 x 5,000")
+        screen.wait_for("factorising 5,000 x 5,000 0:00:01")
+    frames = set(re.findall(r"([⠁-⣿]|[-\\|/]) factorising", screen.text))
+    assert len(frames) >= 3
+
+
+def test_it_turns_while_xla_compiles(screen):
+    """XLA lets other threads run."""
+
+    def step(x, _):
+        return jnp.sin(x) @ jnp.cos(x) + jnp.linalg.qr(x)[0], None
+
+    def slow(x):
+        for _ in range(150):
+            x, _ = step(x, None)
+        return x
+
+    lowered = jax.jit(slow).lower(jnp.eye(5))
+    with progress.reporting(True) as report:
+        report.working("compiling")
+        screen.wait_for("compiling")
+        before = len(screen.text)
+        lowered.compile()
+        drawn = screen.text[before:].count("compiling")
+    assert drawn >= 2
+
+
+def test_what_is_quick_draws_nothing(screen, monkeypatch):
+    monkeypatch.setattr(progress, "PATIENCE", 60.0)
     with progress.reporting(True) as report:
         report.start(1000, "Monte Carlo")
         report.advance(500, "half")
-    out, err = capsys.readouterr()
-    assert out == ""
-    for word in ("Monte Carlo", "500 of 1,000", "half"):
-        assert (word in err) == shown
+    assert screen.text == ""
+
+
+def test_a_run_inside_of_another_uses_its_bar(screen):
+    with progress.reporting(True) as outer:
+        with progress.reporting(True) as inner:
+            assert inner is outer
+        with progress.reporting(False) as silent:
+            assert silent is None
+    with progress.reporting(True) as later:
+        assert later is not outer
 
 
 def test_nobody_is_told_in_a_pipe(capsys):

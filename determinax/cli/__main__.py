@@ -1,0 +1,5 @@
+"""`python -m determinax.cli`."""
+
+from determinax.cli import main
+
+main()
