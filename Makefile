@@ -2,7 +2,9 @@
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
 BIN := .venv/bin
 
-.PHONY: demo test test-slow lint types format clean
+MINUTES ?= 30
+
+.PHONY: demo test test-slow soak lint types format clean
 
 demo: .venv/.installed
 	$(BIN)/determinax demo
@@ -12,6 +14,10 @@ test: lint types
 
 test-slow: .venv/.installed
 	$(BIN)/python -m pytest -n 2 --dist loadgroup -m slow
+
+# broken files, kills and busy cores: not a part of the tests
+soak: .venv/.installed
+	$(BIN)/python benchmarks/soak.py --minutes $(MINUTES)
 
 lint: .venv/.installed
 	$(BIN)/ruff check .

@@ -1,13 +1,17 @@
 """Densities on the sphere: a uniform base, moved by a flow."""
 
+from typing import TypeVar
+
 import equinox as eqx
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float, PRNGKeyArray
+from jaxtyping import Array, ArrayLike, DTypeLike, Float, PRNGKeyArray
 
 from . import sphere
 from .flows.base import AbstractSphereMap, dtype_of
 from .flows.conditional import Given
+
+T = TypeVar("T")
 
 
 class Proposal(eqx.Module):
@@ -31,19 +35,25 @@ class Proposal(eqx.Module):
         self,
         key: PRNGKeyArray,
         num: int,
-        context: Float[Array, " c"] | Float[Array, "num c"] | None = None,
+        context: Float[ArrayLike, " c"] | Float[ArrayLike, "num c"] | None = None,
     ) -> tuple[Float[Array, "num n"], Float[Array, " num"]]:
         """`num` points, one a row, and their log-densities; `context` for all, or one a row."""
-        points, log_density = self.sample_columns(key, num, _transpose(context))
+        points, log_density = _sample_columns(self, key, num, self._as_columns(context, num))
         return points.T, log_density
 
     def log_density(
         self,
-        points: Float[Array, "num n"] | Float[Array, " n"],
-        context: Float[Array, " c"] | Float[Array, "num c"] | None = None,
+        points: Float[ArrayLike, "num n"] | Float[ArrayLike, " n"],
+        context: Float[ArrayLike, " c"] | Float[ArrayLike, "num c"] | None = None,
     ) -> Float[Array, " num"] | Float[Array, ""]:
-        """The log-density at given unit vectors, one a row, or at one."""
-        return self.log_density_columns(points.T, _transpose(context))
+        """The log-density at given unit vectors, one a row, or at one; `context` likewise.
+
+        Lists will do. What is off the sphere by more than 1e-3 is refused, but inside of `jit`, where
+        values cannot be seen.
+        """
+        rows = sphere.unit_rows(points, self.n)
+        num = len(rows) if rows.ndim == 2 else None
+        return _log_density_columns(self, rows.T, self._as_columns(context, num))
 
     def sample_columns(
         self,
@@ -72,6 +82,23 @@ class Proposal(eqx.Module):
     ) -> Float[Array, "*num"]:
         """The log-density at given unit vectors, one a column."""
         return self.flow.inverse(points.astype(dtype_of(self.flow)), context)[1]
+
+    def _as_columns(self, context: ArrayLike | None, num: int | None) -> Array | None:
+        size = self.flow.context_size
+        if context is None or size == 0:
+            return None if context is None else jnp.asarray(context)
+        context = jnp.asarray(context)
+        if context.shape not in ((size,), (num, size)):
+            many = "" if num is None else f", nor {num} of them, one a row"
+            raise ValueError(
+                f"a context of shape {context.shape} is not one of {size} numbers{many}"
+            )
+        return context.T
+
+
+# compiled once for a flow and a number of points: else every call compiles the flow's layers anew
+_sample_columns = eqx.filter_jit(Proposal.sample_columns)
+_log_density_columns = eqx.filter_jit(Proposal.log_density_columns)
 
 
 class DefensiveMixture(eqx.Module):
@@ -102,5 +129,6 @@ class DefensiveMixture(eqx.Module):
         return jnp.logaddexp(jnp.log1p(-self.share) + log_q, jnp.log(self.share))
 
 
-def _transpose(context: Array | None) -> Array | None:
-    return None if context is None else context.T
+def cast(tree: T, dtype: DTypeLike) -> T:
+    """A proposal, or a part of one, with its floating-point arrays in another dtype."""
+    return jax.tree.map(lambda x: x.astype(dtype) if eqx.is_inexact_array(x) else x, tree)

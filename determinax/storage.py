@@ -21,6 +21,7 @@ import safetensors
 import safetensors.numpy
 
 from determinax import flows
+from determinax._interrupts import writing
 from determinax.proposals import Proposal
 
 FORMAT = "determinax.proposal"
@@ -40,6 +41,7 @@ class StorageError(ValueError):
 
 def save(proposal: Proposal, path: str | os.PathLike[str]) -> None:
     """Write a proposal to a file, all or nothing: a crash leaves the old file or the new one."""
+    _require_proposal(proposal)
     tensors: dict[str, np.ndarray] = {}
     architecture = _describe(proposal.flow, "flow", tensors)
     header = {
@@ -65,8 +67,8 @@ def load(path: str | os.PathLike[str]) -> Proposal:
     try:
         architecture = json.loads(header["architecture"])
         intact = header["checksum"] == _checksum(architecture, tensors)
-    except (KeyError, ValueError) as error:
-        raise StorageError(f"{path}: its header is damaged ({error})") from error
+    except (KeyError, ValueError, RecursionError) as error:
+        raise StorageError(f"{path}: its header is damaged ({_short(error)})") from error
     if not intact:
         raise StorageError(f"{path}: the checksum does not match: the file was changed or damaged")
     wide = {t.dtype.name for t in tensors.values() if t.dtype.itemsize == 8}
@@ -76,9 +78,14 @@ def load(path: str | os.PathLike[str]) -> Proposal:
             'jax.config.update("jax_enable_x64", True)'
         )
     try:
-        return Proposal(_build(architecture, tensors))
+        flow = _build(architecture, tensors)
     except (KeyError, TypeError, AttributeError) as error:
-        raise StorageError(f"{path}: describes an architecture unknown here ({error})") from error
+        raise StorageError(
+            f"{path}: describes an architecture unknown here ({_short(error)})"
+        ) from error
+    if not isinstance(flow, flows.AbstractSphereMap):
+        raise StorageError(f"{path}: describes a {type(flow).__name__}, not a flow")
+    return Proposal(flow)
 
 
 def read_tensors(path: pathlib.Path) -> tuple[dict[str, str], dict[str, np.ndarray]]:
@@ -89,14 +96,29 @@ def read_tensors(path: pathlib.Path) -> tuple[dict[str, str], dict[str, np.ndarr
         with safetensors.safe_open(path, framework="numpy") as file:
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
             return file.metadata() or {}, tensors
-    except (safetensors.SafetensorError, OSError, ValueError) as error:
+    except Exception as error:  # readers of damaged files raise whatever they stumble over
         raise StorageError(
-            f"{path}: truncated, corrupted, or not a safetensors file ({error})"
+            f"{path}: truncated, corrupted, or not a safetensors file ({_short(error)})"
         ) from error
+
+
+def _short(error: Exception, most: int = 200) -> str:
+    """What it says, on one line and not for ever: it may quote the file."""
+    text = str(error) or type(error).__name__
+    return repr(text[:most])[1:-1] + ("..." if len(text) > most else "")
 
 
 def write_atomically(path: pathlib.Path, data: bytes) -> None:
     """Write to a neighbour, make sure that it is on the disk, then rename it over the target."""
+    try:
+        with writing():
+            _write(path, data)
+    except OSError as error:
+        reason = (error.strerror or str(error)).lower()
+        raise StorageError(f"{path}: cannot be written: {reason}") from error
+
+
+def _write(path: pathlib.Path, data: bytes) -> None:
     descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     try:
         with os.fdopen(descriptor, "wb") as file:
@@ -108,6 +130,16 @@ def write_atomically(path: pathlib.Path, data: bytes) -> None:
     except BaseException:
         os.unlink(name)
         raise
+
+
+def _require_proposal(value: Any) -> None:
+    cure = "only a determinax.Proposal can be saved"
+    if isinstance(value, flows.AbstractSphereMap):
+        cure = "save(Proposal(flow), path)"
+    elif isinstance(getattr(value, "proposal", None), Proposal):
+        cure = "save its .proposal"
+    if not isinstance(value, Proposal):
+        raise StorageError(f"a {type(value).__name__} is not a proposal: {cure}")
 
 
 def _describe(value: Any, name: str, tensors: dict[str, np.ndarray]) -> Any:

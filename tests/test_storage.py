@@ -3,6 +3,7 @@
 import json
 import os
 
+import damage
 import equinox as eqx
 import jax
 import jax.numpy as jnp
@@ -12,7 +13,7 @@ import safetensors.numpy
 from flows.registry import REGISTRY
 
 from determinax import flows, storage
-from determinax.proposals import Proposal
+from determinax.proposals import DefensiveMixture, Proposal
 
 KEY = jax.random.key(0)
 
@@ -138,7 +139,7 @@ def test_writing_is_all_or_nothing(stored, monkeypatch):
         raise OSError("disk full")
 
     monkeypatch.setattr(os, "replace", crash)
-    with pytest.raises(OSError, match="disk full"):
+    with pytest.raises(storage.StorageError, match="cannot be written: disk full"):
         storage.save(Proposal(flows.projective_linear(5)), stored)
     assert stored.read_bytes() == before
     assert [p.name for p in stored.parent.iterdir()] == [stored.name]
@@ -159,3 +160,33 @@ def test_maps_from_elsewhere_cannot_be_stored(tmp_path):
     with pytest.raises(storage.StorageError, match="only maps of determinax"):
         storage.save(Proposal(Foreign()), tmp_path / "q.safetensors")
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("value", "cure"),
+    [
+        (flows.projective_linear(3), r"save\(Proposal\(flow\), path\)"),
+        (DefensiveMixture(Proposal(flows.projective_linear(3)), 0.1), r"save its \.proposal"),
+        (np.eye(3), "only a determinax.Proposal"),
+    ],
+    ids=["flow", "mixture", "array"],
+)
+def test_only_proposals_are_saved_and_others_are_told_how(tmp_path, value, cure):
+    with pytest.raises(storage.StorageError, match=f"is not a proposal: {cure}"):
+        storage.save(value, tmp_path / "q.safetensors")
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("kind", ["proposal", "checkpoint"])
+def test_broken_files_give_the_truth_or_one_sentence(tmp_path, kind):
+    """A checkpoint that is damaged is passed over, for the one before it if there is one."""
+    broken = damage.Files(tmp_path, seed=0)
+    readable = sum(broken.check(kind, number) for number in range(200))
+    assert 5 < readable < 190
+
+
+def test_a_checkpoint_whose_run_is_damaged_is_not_taken_for_another_runs(tmp_path):
+    last, before = damage.good_checkpoints()
+    (tmp_path / "c").write_bytes(last.replace(damage.RUN.encode(), b"e" + damage.RUN[1:].encode()))
+    (tmp_path / "c.previous").write_bytes(before)
+    assert damage.check_checkpoint(tmp_path / "c")
