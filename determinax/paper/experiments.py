@@ -4,7 +4,6 @@ Nothing here draws or prints; tables and figures are made from the rows alone.
 """
 
 import dataclasses
-import functools
 import json
 import math
 import os
@@ -22,13 +21,15 @@ import numpy as np
 import optax
 from jaxtyping import Array, Float, PRNGKeyArray
 
-from determinax import estimate as es
-from determinax import flows, moments, sphere, storage, weights
-from determinax.methods import Variational, log_abs_det
+from determinax import flows, sphere, storage
+from determinax._states import sums_of, tail_and_batch
+from determinax.api import log_abs_det
+from determinax.methods import Variational, estimate_from, log_weights
+from determinax.operators import Products, traits
 from determinax.paper.matrices import matrix_named
 from determinax.proposals import Proposal
 from determinax.training import Fit, fit, fit_linear
-from determinax.training.objectives import Gradient
+from determinax.training.gradients import GradientKind as Gradient
 
 Preset = Literal["paper", "best", "quick"]
 
@@ -148,9 +149,8 @@ def train(config: Config, **options: Any) -> Fit:
         key=key,
         steps=config.steps,
         batch_size=config.batch_size,
-        learning_rate=config.learning_rate,
         gradient=config.gradient,
-        optimiser=optax.adam if config.weight_decay is None else _adamw(config.weight_decay),
+        **_optimiser_of(config),
         **options,
     )
 
@@ -173,9 +173,11 @@ def _flow_of(config: Config, n: int, key: PRNGKeyArray) -> flows.AbstractSphereM
     )
 
 
-@functools.cache
-def _adamw(weight_decay: float):
-    return functools.partial(optax.adamw, weight_decay=weight_decay)
+def _optimiser_of(config: Config) -> dict[str, Any]:
+    rate = config.learning_rate
+    if config.weight_decay is None or rate is None:
+        return {"learning_rate": rate}
+    return {"optimiser": optax.adamw(rate, weight_decay=config.weight_decay)}
 
 
 def run(config: Config, **options: Any) -> tuple[list[dict[str, Any]], Proposal]:
@@ -253,14 +255,16 @@ def evaluate(
     """Estimates from the first 100, 316, ... of one stream of samples, as a table's row each."""
     log_w = _stream(operator, proposal, key)
     for num in NUM_SAMPLES:
-        sums = moments.update(moments.empty(num, num, log_w.dtype), log_w[:num, None])
-        estimate = es.from_moments(
-            sums,
-            num_groups=num,
-            groups_per_chunk=num,
-            n=operator.in_size(),
-            factor=1.0,
+        num_tail, batch = tail_and_batch(num)
+        estimate = estimate_from(
+            sums_of(log_w[:num, None], num_tail, batch),
+            traits(operator),
             group_size=1,
+            num_tail=num_tail,
+            # of uniform directions, or of those of a linear map
+            is_linear=proposal is None or proposal.flow.is_linear,
+            name="stream",
+            cost=Products(num),
         )
         names = ("log_abs_det", "standard_error", "effective_sample_size", "pareto_k", "status")
         figures = estimate.to_dict()
@@ -276,7 +280,7 @@ def _stream(operator, proposal: Proposal | None, key: PRNGKeyArray) -> Float[Arr
         points, log_q = sphere.uniform(key, n, chunk, dtype), jnp.zeros(chunk, dtype)
         if proposal is not None:
             points, log_q = (x.astype(dtype) for x in proposal.push(points))
-        return weights.log_weights(operator, points, log_q)
+        return log_weights(operator, points, log_q)
 
     return jax.lax.map(one, jax.random.split(key, num_chunks)).ravel()
 

@@ -10,9 +10,9 @@ from rich.console import Console
 from rich.markdown import Markdown
 
 from determinax import storage
+from determinax._checkpoint import remove
 from determinax.paper import experiments, report
 from determinax.paper.matrices import MATRICES, matrix_named
-from determinax.training.checkpoint import remove
 
 mpl.use("Agg")
 
