@@ -16,6 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 import scipy.sparse
 import scipy.sparse.csgraph
+import scipy.sparse.linalg
 from jax.typing import DTypeLike
 from jaxtyping import Array, Float, Int
 
@@ -24,6 +25,8 @@ from .linear import AbstractFactor
 
 # steps of iterative refinement in a solve, and a margin on the rounding that was seen
 _REFINEMENTS, _SAFETY = 2, 4.0
+# measured, rather too much than too little: bytes and seconds for an entry of the band, flops a second
+_ENTRY_BYTES, _ENTRY_SECONDS, _RATE = 60, 7e-8, 5e9
 
 
 class Banded(AbstractFactor):
@@ -83,92 +86,115 @@ class Banded(AbstractFactor):
 
 
 class Elimination(NamedTuple):
-    r"""A banded matrix factorised, its $\log|\det|$, and the rounding error of that as measured."""
+    r"""A banded matrix factorised, its $\log|\det|$ and sign, the rounding of the first as measured."""
 
     factor: Banded
     log_abs_det: float
+    sign: float
     rounding: float
 
 
 def eliminate(matrix: Any, dtype: DTypeLike = float) -> Elimination:
     """Factorise a SciPy sparse array in its band, in the order that makes the band narrowest."""
-    coo = scipy.sparse.coo_array(scipy.sparse.csr_array(matrix, dtype=np.float64))
-    n = matrix.shape[0]
-    order = narrow_order(coo)
-    place = np.argsort(order)
-    rows, columns = place[coo.row], place[coo.col]
-    p, q = _reach(rows - columns)
-    band = np.zeros((n, p + q + 1))
-    band[rows, columns - rows + p] = coo.data
-    factors = _eliminate(band, p)
-    value = _log_abs_det(factors, p)
+    order = narrow_order(matrix)
+    permuted = _in_order(matrix, order)
+    p, q = _reach(permuted)
+    lu = _eliminate(permuted)
+    lower, upper = np.full((len(order), p), np.nan), np.full((len(order), q + 1), np.nan)
+    if lu is not None:
+        lower, upper = _as_band(lu.L, p, 0)[:, :p][:, ::-1], _as_band(lu.U, 0, q)
+    value = _log_abs_det(lu)
+    band = jnp.asarray(_as_band(permuted, p, q), dtype)
+    factor = Banded(
+        band, jnp.asarray(lower, dtype), jnp.asarray(upper, dtype), jnp.asarray(order, jnp.int32)
+    )
+    sign = float(np.prod(np.sign(upper[:, 0])))
+    return Elimination(factor, value, sign, _rounding(permuted, value))
+
+
+def _rounding(matrix: Any, value: float) -> float:
+    """How far log|det| moves when entries do, by one rounding, and from the other end."""
     rng, eps = np.random.default_rng(0), float(np.finfo(np.float64).eps)
-    others = [
-        _log_abs_det(_eliminate(band * (1 + eps * rng.choice([-1, 1], band.shape)), p), p)
-        for _ in range(3)
-    ]
-    others.append(_log_abs_det(_eliminate(np.ascontiguousarray(band[::-1, ::-1]), q), q))
+    others = []
+    for _ in range(3):
+        moved = matrix.copy()
+        moved.data *= 1 + eps * rng.choice([-1, 1], matrix.nnz)
+        others.append(_log_abs_det(_eliminate(moved)))
+    backwards = np.arange(matrix.shape[0])[::-1]
+    others.append(_log_abs_det(_eliminate(_in_order(matrix, backwards))))
     # np.max, which keeps a NaN; and the sum of n logarithms rounds as well
     moved = float(np.max(np.abs(np.array(others) - value)))
-    rounding = _SAFETY * moved + eps * (n + abs(value))
-    factor = Banded(
-        jnp.asarray(band, dtype),
-        jnp.asarray(factors[:, :p][:, ::-1], dtype),
-        jnp.asarray(factors[:, p:], dtype),
-        jnp.asarray(order, jnp.int32),
-    )
-    return Elimination(factor, value, rounding if math.isfinite(rounding) else math.inf)
+    rounding = _SAFETY * moved + eps * (matrix.shape[0] + abs(value))
+    return rounding if math.isfinite(rounding) else math.inf
 
 
-def narrow_order(coo: scipy.sparse.coo_array) -> np.ndarray:
+def _in_order(matrix: Any, order: np.ndarray) -> Any:
+    """Rows and columns in this order, by columns, in double precision."""
+    csc = scipy.sparse.csc_array(scipy.sparse.csr_array(matrix, dtype=np.float64)[order][:, order])
+    csc.sort_indices()
+    return csc
+
+
+def narrow_order(matrix: Any) -> np.ndarray:
     """The better of the given order and reverse Cuthill-McKee's."""
-    csr = scipy.sparse.csr_array(coo)
+    csr: Any = scipy.sparse.csr_array(matrix)
     other = scipy.sparse.csgraph.reverse_cuthill_mckee(csr, symmetric_mode=False)
-    given = np.arange(csr.indptr.size - 1)
+    coo = csr.tocoo()
 
     def width(order):
         place = np.argsort(order)
         return np.max(np.abs(place[coo.row] - place[coo.col]), initial=0)
 
-    return min((given, other), key=width)
+    return min((np.arange(csr.shape[0]), other), key=width)
 
 
-def band_widths(pattern: Any) -> tuple[int, int]:
+def band_widths(matrix: Any) -> tuple[int, int]:
     """The diagonals below and above the main one, in the order that `eliminate` takes."""
-    coo = scipy.sparse.coo_array(scipy.sparse.csr_array(pattern))
-    place = np.argsort(narrow_order(coo))
-    return _reach(place[coo.row] - place[coo.col])
+    order = narrow_order(matrix)
+    return _reach(scipy.sparse.csr_array(matrix)[order][:, order])
 
 
-def _reach(offsets: np.ndarray) -> tuple[int, int]:
+def band_memory(n: int, below: int, above: int) -> int:
+    """What elimination in a band takes, in bytes."""
+    return _ENTRY_BYTES * n * (below + 1 + above)
+
+
+def band_seconds(n: int, below: int, above: int) -> float:
+    """What it should take, all five eliminations."""
+    entries = n * (below + 1.0 + above)
+    return 5 * (_ENTRY_SECONDS * entries + 2.0 * n * below * above / _RATE)
+
+
+def _reach(matrix: Any) -> tuple[int, int]:
+    coo = scipy.sparse.coo_array(matrix)
+    offsets = coo.row - coo.col
     return int(np.max(offsets, initial=0)), int(np.max(-offsets, initial=0))
 
 
-def _eliminate(band: np.ndarray, p: int) -> np.ndarray:
-    """L and U in the band's own layout; a zero pivot leaves infinities, which the caller sees."""
-    band = band.copy()
-    n, width = band.shape
-    q = width - p - 1
-    flat = band.ravel()
-    with np.errstate(all="ignore"):
-        for i in range(n - 1):
-            rows = min(p, n - 1 - i)
-            if rows == 0:
-                continue
-            # entry (i + r, i) is r rows down and r columns to the left in this layout
-            column = flat[(i + 1) * width + p - 1 :: width - 1][:rows]
-            column /= band[i, p]
-            start = (i + 1) * width + p
-            block = np.lib.stride_tricks.as_strided(
-                flat[start:], (rows, q), ((width - 1) * 8, 8), writeable=True
-            )
-            block -= column[:, None] * band[i, p + 1 :]
+def _eliminate(matrix: Any) -> Any:
+    """SuperLU's factors in the given order, without pivoting; None where a zero pivot forbids it."""
+    options = {"SymmetricMode": True}
+    try:
+        lu = scipy.sparse.linalg.splu(
+            matrix, permc_spec="NATURAL", diag_pivot_thresh=0.0, options=options
+        )
+    except RuntimeError:  # "Factor is exactly singular"
+        return None
+    # where the diagonal has a zero it takes another pivot all the same
+    return lu if np.array_equal(lu.perm_r, lu.perm_c) else None
+
+
+def _log_abs_det(lu: Any) -> float:
+    return math.nan if lu is None else float(np.sum(np.log(np.abs(lu.U.diagonal()))))
+
+
+def _as_band(matrix: Any, p: int, q: int) -> np.ndarray:
+    """Row i from its entry p left of the diagonal on, as many as q right of it."""
+    coo: Any = scipy.sparse.coo_array(matrix)
+    row, column, entry = (part[coo.data != 0] for part in (coo.row, coo.col, coo.data))
+    band = np.zeros((matrix.shape[0], p + q + 1))
+    band[row, column - row + p] = entry
     return band
-
-
-def _log_abs_det(factors: np.ndarray, p: int) -> float:
-    with np.errstate(all="ignore"):
-        return float(np.sum(np.log(np.abs(factors[:, p]))))
 
 
 def _substitute(off: Array, diagonal: Array, x: Array, *, reverse: bool) -> Array:

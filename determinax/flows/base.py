@@ -28,6 +28,11 @@ class AbstractSphereMap(eqx.Module):
     n: eqx.AbstractVar[int]
     context_size: eqx.AbstractVar[int]
 
+    @property
+    def is_linear(self) -> bool:
+        r"""Whether it is $s \mapsto Ms/\|Ms\|$: then the spread of log-weights tells their tail."""
+        return False
+
     def forward(
         self, s: Float[Array, "n *num"], context: Float[Array, "c *num"] | None = None
     ) -> tuple[Float[Array, "n *num"], Float[Array, "*num"]]:

@@ -24,6 +24,11 @@ class Chain(AbstractSphereMap):
     context_size: int = eqx.field(static=True)
     n: int = eqx.field(static=True)
 
+    @property
+    def is_linear(self) -> bool:
+        """See `AbstractSphereMap`."""
+        return all(f.is_linear for f in (*self.blocks, *self.rest))
+
     def __init__(self, maps: Sequence[AbstractSphereMap]):
         maps = [inner for f in maps for inner in (f.maps if isinstance(f, Chain) else (f,))]
         if not maps:

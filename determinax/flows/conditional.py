@@ -35,6 +35,11 @@ class ConditionalLinear(AbstractSphereMap):
     context_size: int = eqx.field(static=True)
     n: int = eqx.field(static=True)
 
+    @property
+    def is_linear(self) -> bool:
+        """See `AbstractSphereMap`."""
+        return True
+
     def __init__(
         self,
         base: AbstractFactor,
@@ -117,6 +122,11 @@ class Given(AbstractSphereMap):
             )
         self.flow, self.context = flow, Constant(context)
         self.n, self.context_size = flow.n, 0
+
+    @property
+    def is_linear(self) -> bool:
+        """See `AbstractSphereMap`."""
+        return self.flow.is_linear
 
     def _forward(self, s, context):
         return self.flow.forward(s, self.context())

@@ -23,6 +23,7 @@ import jax.numpy as jnp
 from jax.typing import DTypeLike
 from jaxtyping import Array, Float, PRNGKeyArray
 
+from .. import _linalg
 from .base import AbstractSphereMap
 
 _MAX_ITERATIONS = 60
@@ -64,7 +65,7 @@ class Polynomial(AbstractPotential):
     def coefficients(self) -> tuple[Float[Array, " n"], Float[Array, "n n"]]:
         r"""$\mu$ and $A$."""
         a = (self.quadratic + self.quadratic.T) / 2
-        eigenvalues = jnp.linalg.eigvalsh(a)
+        eigenvalues, _ = _linalg.eigh(a)
         scale = jnp.sqrt(1 + jnp.sum(self.linear**2)) + eigenvalues[-1] - eigenvalues[0]
         return self.linear / scale, a / scale
 
@@ -143,7 +144,7 @@ class ExponentialMap(AbstractSphereMap):
                 residual,
                 y,
                 lambda _, y: _minimise(jax.lax.stop_gradient(self.potential), y),
-                lambda g, b: jnp.linalg.solve(jax.jacobian(g)(b), b),
+                lambda g, b: _linalg.solve(jax.jacobian(g)(b), b),
             )
             return x, -_move(self.potential, x)[1]
 
@@ -155,7 +156,7 @@ def _move(potential: AbstractPotential, x: Array) -> tuple[Array, Array]:
     radial = x @ gradient
     v = gradient - radial * x
     moved = _exp(x, v)
-    log_det = jnp.linalg.slogdet(_hessian(x, v, radial, hessian))[1]
+    log_det = _linalg.log_abs_det(_hessian(x, v, radial, hessian))
     return moved, log_det + (x.shape[0] - 2) * jnp.log(_sinc(v @ v))
 
 
@@ -193,7 +194,7 @@ def _minimise(potential: AbstractPotential, y: Array) -> Array:
 
     def step(state):
         i, x, down, hessian = state
-        newton = -jnp.linalg.solve(hessian, down)
+        newton = -_linalg.solve(hessian, down)
         newton = jnp.where(newton @ down < 0, newton, -down)
         newton = newton / jnp.maximum(1, jnp.linalg.norm(newton))
         full = _unit(_exp(x, newton))

@@ -15,8 +15,9 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 from jax.typing import ArrayLike, DTypeLike
-from jaxtyping import Array, Float, PRNGKeyArray
+from jaxtyping import Array, Float, Inexact, PRNGKeyArray
 
+from .. import _checks, _linalg
 from .base import AbstractSphereMap, Constant, as_column
 
 
@@ -50,6 +51,11 @@ class Triangular(AbstractFactor):
 
     def __init__(self, n: int, *, dtype: DTypeLike = float):
         _check_size(n)
+        _checks.require_memory(
+            n * n * jnp.dtype(dtype).itemsize,
+            f"a triangular M in {n:,} dimensions is an array of {n:,}x{n:,}",
+            "take Diagonal(n) or DiagonalLowRank(n, rank)",
+        )
         self.log_diagonal = jnp.zeros(n, dtype)
         self.below = jnp.zeros((n, n), dtype)
         self.n = n
@@ -66,7 +72,7 @@ class Triangular(AbstractFactor):
     def solve(self, s):
         """See `AbstractFactor`."""
         columns = s.reshape(self.n, -1)
-        solved = jax.scipy.linalg.solve_triangular(self.matrix(), columns, lower=True)
+        solved = _linalg.solve_triangular(self.matrix(), columns, lower=True)
         return solved.reshape(s.shape)
 
     def log_abs_det(self):
@@ -91,7 +97,7 @@ class Dense(AbstractFactor):
                 f"a dense factor is a square matrix with n >= 2, not one of shape {matrix.shape}"
             )
         if log_abs_det is None:
-            log_abs_det = jnp.linalg.slogdet(matrix)[1]
+            log_abs_det = _linalg.log_abs_det(matrix)
         self.matrix, self.n = Constant(matrix), len(matrix)
         self.log_scale = Constant(jnp.asarray(log_abs_det, matrix.dtype))
 
@@ -101,7 +107,7 @@ class Dense(AbstractFactor):
 
     def solve(self, s):
         """See `AbstractFactor`."""
-        return jnp.linalg.solve(self.matrix(), s.reshape(self.n, -1)).reshape(s.shape)
+        return _linalg.solve(self.matrix(), s.reshape(self.n, -1)).reshape(s.shape)
 
     def log_abs_det(self):
         """See `AbstractFactor`."""
@@ -165,13 +171,13 @@ class DiagonalLowRank(AbstractFactor):
         inverse = jnp.exp(-self.log_diagonal)
         x = as_column(inverse, s) * s
         inner = _product(self.right.T, x).reshape(self.right.shape[1], -1)
-        inner = jnp.linalg.solve(self._capacitance(), inner)
+        inner = _linalg.solve(self._capacitance(), inner)
         correction = _product(inverse[:, None] * self.left, inner)
         return x - correction.reshape(s.shape)
 
     def log_abs_det(self):
         """See `AbstractFactor`."""
-        return jnp.sum(self.log_diagonal) + jnp.linalg.slogdet(self._capacitance())[1]
+        return jnp.sum(self.log_diagonal) + _linalg.log_abs_det(self._capacitance())
 
     def _capacitance(self) -> Array:
         scaled = jnp.exp(-self.log_diagonal)[:, None] * self.left
@@ -234,23 +240,25 @@ class Circulant(AbstractFactor):
 
     def solve(self, s):
         """See `AbstractFactor`."""
-        return self._apply(jnp.linalg.solve, s)
+        return self._apply(jax.vmap(_linalg.solve), s)
 
     def log_abs_det(self):
         """See `AbstractFactor`."""
-        return jnp.sum(jnp.linalg.slogdet(self.spectrum())[1])
+        return jnp.sum(jax.vmap(_linalg.log_abs_det)(self.spectrum()))
 
-    def spectrum(self) -> Array:
+    def spectrum(self) -> Inexact[Array, "frequencies channels channels"]:
         """One matrix for every frequency."""
         axes = tuple(range(2, self.kernel.ndim))
-        return jnp.moveaxis(jnp.fft.fftn(self.kernel, axes=axes), (0, 1), (-2, -1))
+        waves = jnp.fft.fftn(self.kernel, axes=axes)
+        return jnp.moveaxis(waves.reshape(*self.kernel.shape[:2], -1), -1, 0)
 
     def _apply(self, each_frequency, x):
         shape = self.kernel.shape[1:]
         axes = tuple(range(1, len(shape)))
         waves = jnp.fft.fftn(x.reshape(*shape, -1), axes=axes)
-        moved = each_frequency(self.spectrum(), jnp.moveaxis(waves, 0, -2))
-        image = jnp.fft.ifftn(jnp.moveaxis(moved, -2, 0), axes=axes)
+        waves = jnp.moveaxis(waves.reshape(shape[0], -1, waves.shape[-1]), 1, 0)
+        moved = jnp.moveaxis(each_frequency(self.spectrum(), waves), 0, 1)
+        image = jnp.fft.ifftn(moved.reshape(*shape, -1), axes=axes)
         return image.real.reshape(x.shape)
 
 
@@ -345,6 +353,11 @@ class ProjectiveLinear(AbstractSphereMap):
     factor: AbstractFactor
     context_size: int = eqx.field(static=True)
     n: int = eqx.field(static=True)
+
+    @property
+    def is_linear(self) -> bool:
+        """See `AbstractSphereMap`."""
+        return True
 
     def __init__(self, factor: AbstractFactor):
         self.factor = factor

@@ -20,6 +20,11 @@ class Rotation(AbstractSphereMap):
     context_size: int = eqx.field(static=True)
     n: int = eqx.field(static=True)
 
+    @property
+    def is_linear(self) -> bool:
+        """See `AbstractSphereMap`."""
+        return True
+
     def __init__(self, matrix: Float[Array, "n n"]):
         if matrix.ndim != 2 or matrix.shape[0] != matrix.shape[1]:
             raise ValueError(f"a rotation is a square matrix, not one of shape {matrix.shape}")
@@ -56,6 +61,11 @@ class Householder(AbstractSphereMap):
     vectors: Array
     context_size: int = eqx.field(static=True)
     n: int = eqx.field(static=True)
+
+    @property
+    def is_linear(self) -> bool:
+        """See `AbstractSphereMap`."""
+        return True
 
     def __init__(
         self,

@@ -1,66 +1,85 @@
-"""Operators: what comes in through the door, and the products with it."""
+"""Operators: what comes in through the door, and what may be asked of it."""
 
-from determinax.operators.deflate import (
-    compiled_deflate,
-    compiled_smallest,
-    deflate,
-    smallest_by_solves,
-    smallest_directions,
+from determinax.operators._callable import (
+    FlatLinearOperator,
+    TracedLinearOperator,
+    TransposedLinearOperator,
 )
-from determinax.operators.door import (
-    admit,
-    as_operator,
-    convolution,
+from determinax.operators._combined import (
+    CompressedLinearOperator,
+    PreconditionedLinearOperator,
+    Reflector,
+    reflector,
+)
+from determinax.operators._complex import RealEmbedding
+from determinax.operators._convolution import ConvolutionLinearOperator, convolution
+from determinax.operators._door import Admitted, admit, as_operator, is_compiling
+from determinax.operators._factorise import Prepared, factorise, prepare, sparse_matrix
+from determinax.operators._host import HostLinearOperator
+from determinax.operators._probing import banded_pattern, colour, colours, probe
+from determinax.operators._sparse import SparseLinearOperator
+from determinax.operators._traits import (
+    NO_PRODUCTS,
+    AbstractOwnOperator,
+    HostCalls,
+    OperatorError,
+    Products,
+    Traits,
+    columns,
+    compiled_columns,
+    has_transpose,
+    host_calls,
+    own_kind,
+    pattern,
     require_not_wide,
     require_square,
     require_transpose,
+    traits,
+    untagged,
+    user_shape,
 )
-from determinax.operators.kinds import (
-    NO_PRODUCTS,
-    CompressedLinearOperator,
-    ConvolutionLinearOperator,
-    HostLinearOperator,
-    OperatorError,
-    PreconditionedLinearOperator,
-    Products,
-    RealEmbedding,
-    SparseLinearOperator,
-    columns,
-    host_operators,
-    is_traced,
-    log_det_factor,
-    rows_columns,
-)
-from determinax.operators.probe import banded_pattern, colour, known_pattern, probe
 
 __all__ = [
     "NO_PRODUCTS",
+    "AbstractOwnOperator",
+    "Admitted",
     "CompressedLinearOperator",
     "ConvolutionLinearOperator",
+    "FlatLinearOperator",
+    "HostCalls",
     "HostLinearOperator",
     "OperatorError",
     "PreconditionedLinearOperator",
+    "Prepared",
     "Products",
     "RealEmbedding",
+    "Reflector",
     "SparseLinearOperator",
+    "TracedLinearOperator",
+    "Traits",
+    "TransposedLinearOperator",
     "admit",
     "as_operator",
     "banded_pattern",
     "colour",
+    "colours",
     "columns",
-    "compiled_deflate",
-    "compiled_smallest",
+    "compiled_columns",
     "convolution",
-    "deflate",
-    "host_operators",
-    "is_traced",
-    "known_pattern",
-    "log_det_factor",
+    "factorise",
+    "has_transpose",
+    "host_calls",
+    "is_compiling",
+    "own_kind",
+    "pattern",
+    "prepare",
     "probe",
+    "reflector",
     "require_not_wide",
     "require_square",
     "require_transpose",
-    "rows_columns",
-    "smallest_by_solves",
-    "smallest_directions",
+    "sparse_matrix",
+    "traits",
+    "untagged",
+    "user_shape",
 ]
