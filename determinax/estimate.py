@@ -1,11 +1,9 @@
-r"""Moments of log-weights -> `Estimate`: mean, error, bounds, diagnostics, verdict. Numbers only.
+"""`Estimate`: a value with its error, bounds, cost, and one diagnostics object that judges it.
 
-An `Estimate` is a pytree of arrays, so that `jit`, `vmap` and `grad` pass through it; what needs to
-look at values (the Pareto fit, the verdict) is computed when asked for, outside of tracing.
+A pytree of arrays, so that `jit`, `vmap`, `scan` and `grad` pass through it; `code` says inside of
+them what `status` says outside.
 """
 
-import dataclasses
-import functools
 import math
 from typing import Any
 
@@ -13,104 +11,132 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
-import scipy.stats
+import scipy.special
 from jax.core import Tracer
-from jaxtyping import Array, Bool, Float
+from jaxtyping import Array, Float, Int
 
-from determinax import moments as mo
-from determinax import verdict
-from determinax.verdict import Status
+from determinax import _text
+from determinax._diagnostics import (
+    STATUSES,
+    AbstractDiagnostics,
+    Bar,
+    Status,
+    as_code,
+    rounding_finding,
+)
+from determinax._states import Fault
+from determinax.operators import Products
 
 
 class UnreliableEstimateError(ValueError):
     """An unreliable estimate was asked for its number."""
 
 
+class Bound(eqx.Module):
+    """A bound in expectation, and its own standard error."""
+
+    value: Float[Array, ""]
+    error: Float[Array, ""]
+
+    def moved(self, shift: Any, factor: float) -> "Bound":
+        """`factor` times this, plus `shift`."""
+        return Bound(factor * self.value + shift, factor * self.error)
+
+
+class Bounds(eqx.Module):
+    r"""Bounds of $\log|\det A|$ in expectation; None where a method has none.
+
+    - `kl`, `importance`: upper bounds, by the mean log-weight and by the log mean weight of batches.
+    - `lower`: a lower bound, from samples of the best proposal itself.
+    - `slack`: what the certificate adds to `importance` for each nat of $\log(1/\delta)$.
+    """
+
+    kl: Bound | None = None
+    importance: Bound | None = None
+    lower: Bound | None = None
+    slack: Float[Array, ""] | None = None
+
+    def moved(self, shift: Any, factor: float) -> "Bounds":
+        """Of `factor` times what they bound, plus `shift`."""
+        kl, importance, lower = (
+            None if bound is None else bound.moved(shift, factor)
+            for bound in (self.kl, self.importance, self.lower)
+        )
+        slack = None if self.slack is None else factor * self.slack
+        return Bounds(kl, importance, lower, slack)
+
+
 class Estimate(eqx.Module):
     r"""An estimate of $\log|\det A|$ (or of a log-volume) with its error, bounds, cost and verdict.
 
-    Under `jit`, `vmap` or `grad` the array fields are traced; `status`, `reasons`, `interval` and
-    `pareto_k` look at values and belong outside. A batch from `vmap` is taken apart by indexing.
+    Under `jit`, `vmap` or `scan` every array is traced, `code` among them, and a compiled loop can
+    branch on it; `status`, `reasons` and `interval` are words and belong outside. A batch from `vmap`
+    is taken apart by indexing.
 
     **Fields:**
 
     - `log_abs_det`: the estimate, in nats.
     - `standard_error`: of `log_abs_det`: the delta method over independent groups of weights
         (sampling), over probes and with the quadrature's error (Lanczos), or rounding (exact).
-    - `kl_bound`, `importance_bound`: upper bounds *in expectation*, each with its own
-        `..._standard_error`; None for methods that have none.
-    - `lower_bound`: a lower bound in expectation; None without solves.
-    - `effective_sample_size`, `max_weight_share`: of the weights, and `spread`: the standard
-        deviation of the log-weights; None for methods without weights.
-    - `num_pooled`: how many log-weights, of this and of earlier operators, `standard_error` and
-        `spread` are pooled over (trackers only): the verdict counts them, not the few drawn here.
-    - `is_linear`: whether the weights are of uniform directions or of a linear map's, whose spread says
-        what their tail can be; for other flows the verdict is stricter.
-    - `num_matvecs`: products spent, with the transpose included; `num_transposed` of them with it.
-    - `num_matvecs_dense`: the n products that would give A itself.
-    - `condition`: how much rounding is amplified (exact methods only): the condition number of the
-        equilibrated matrix, or what elimination in a band was seen to do.
-    - `quadrature_change`: from half the depth, in standard errors of the probes (Lanczos only).
+    - `diagnostics`: what the estimate rests on; it judges itself.
+    - `cost`: the products spent, forward and transposed.
+    - `bounds`: in expectation, where the method has some.
+    - `fault`: the first thing that went wrong with values; outside of `jit` it is raised.
+    - `code`: 0 exact, 1 ok, 2 warn, 3 unreliable: an integer array.
     - `sign`: of the determinant, 1 or -1, where a factorisation of a real operator knows it.
-    - `bar`: the standard error that the caller is content with, in nats (`tolerance=`, `rtol=`); the
-        verdict judges by it. None: by the thresholds' own.
+    - `bar`: the standard error that the caller is content with.
+    - `rounding`: of what was taken out before sampling, in nats; part of `standard_error`.
+    - `num_dense`: the n products that would give A itself.
     """
 
     log_abs_det: Float[Array, ""]
     standard_error: Float[Array, ""]
-    kl_bound: Float[Array, ""] | None = None
-    kl_bound_standard_error: Float[Array, ""] | None = None
-    importance_bound: Float[Array, ""] | None = None
-    importance_bound_standard_error: Float[Array, ""] | None = None
-    lower_bound: Float[Array, ""] | None = None
-    lower_bound_standard_error: Float[Array, ""] | None = None
-    effective_sample_size: Float[Array, ""] | None = None
-    max_weight_share: Float[Array, ""] | None = None
-    spread: Float[Array, ""] | None = None
-    num_pooled: Float[Array, ""] | None = None
-    equal_weights: Bool[Array, ""] | None = None
-    tail: Float[Array, " tail"] | None = None
-    condition: Float[Array, ""] | None = None
-    quadrature_change: Float[Array, ""] | None = None
+    diagnostics: AbstractDiagnostics
+    cost: Products
+    bounds: Bounds = Bounds()
+    fault: Fault = eqx.field(default_factory=Fault.none)
+    code: Int[Array, ""] | None = None
     sign: Float[Array, ""] | None = None
-    bar: Float[Array, ""] | None = None
+    bar: Bar = Bar()
+    rounding: Float[Array, ""] | None = None
     method: str = eqx.field(static=True, default="")
-    num_matvecs: int = eqx.field(static=True, default=0)
-    num_transposed: int = eqx.field(static=True, default=0)
-    num_matvecs_dense: int = eqx.field(static=True, default=0)
-    num_groups: int = eqx.field(static=True, default=0)
-    num_batches: int = eqx.field(static=True, default=0)
-    factor: float = eqx.field(static=True, default=1.0)
-    is_linear: bool = eqx.field(static=True, default=True)
+    num_dense: int = eqx.field(static=True, default=0)
     quantity: str = eqx.field(static=True, default="log|det|")
     notes: tuple[str, ...] = eqx.field(static=True, default=())
     allow_unreliable: bool = eqx.field(static=True, default=False)
 
-    # -- figures that look at values --
+    def judged(self, bar: Bar | None = None) -> "Estimate":
+        """The same estimate with its code, by the caller's bar: the last step of every run."""
+        bar = self.bar if bar is None else bar
+        value, error = jax.lax.stop_gradient((self.log_abs_det, self.standard_error))
+        code = as_code(self.diagnostics.code(value, error, bar.at(value), self.fault))
+        if self.rounding is not None:
+            code = jnp.maximum(code, as_code(rounding_finding(self.rounding).level * (code > 0)))
+        return eqx.tree_at(
+            lambda e: (e.code, e.bar), self, (code, bar), is_leaf=lambda x: x is None
+        )
 
-    @property
-    def abs_det(self) -> Float[Array, ""]:
-        """|det A| itself; it over- or underflows where its logarithm does not."""
-        return jnp.exp(self.log_abs_det)
-
-    @property
-    def pareto_k(self) -> float | None:
-        """The tail index of the weights, by arviz-stats: above 0.7 their mean is not to be trusted.
-
-        None where there are no weights, too few of them (under 25 groups), or all are equal.
-        """
-        self._require_scalar()
-        return None if self.tail is None else verdict.pareto_k(np.asarray(self.tail))
+    # -- the verdict, in words --
 
     @property
     def status(self) -> Status:
-        """`exact`, `ok`, `warn` or `unreliable`; the table in docs/verdict.md has the rules."""
-        return self.verdict()[0]
+        """`exact`, `ok`, `warn` or `unreliable`: `code` as a word; docs/verdict.md has the rules."""
+        self._require_scalar()
+        code: Any = self.judged().code if self.code is None else self.code
+        return STATUSES[int(code)]
 
     @property
     def reasons(self) -> tuple[str, ...]:
         """Why the status is what it is: direction of the error, cure; then the method's notes."""
-        return self.verdict()[1] + self.notes
+        self._require_scalar()
+        found, value, error, bar, fault = jax.device_get(
+            (self.diagnostics, self.log_abs_det, self.standard_error, self.bar, self.fault)
+        )
+        reasons = found.reasons(value, error, bar.at(value), fault)
+        if self.rounding is not None:
+            extra = rounding_finding(float(self.rounding))
+            reasons += (extra.say(),) if extra.level > 1 else ()
+        return reasons + self.notes
 
     @property
     def interval(self) -> tuple[float, float] | None:
@@ -118,10 +144,102 @@ class Estimate(eqx.Module):
         if self.status == "unreliable":
             return None
         value, error = float(self.log_abs_det), float(self.standard_error)
-        num_draws = self._num_draws()
-        freedom = num_draws - 1 if num_draws > 1 else math.inf
-        t = 1.96 if math.isinf(freedom) else float(scipy.stats.t.ppf(0.975, freedom))
+        freedom = getattr(self.diagnostics, "num_draws", getattr(self.diagnostics, "num_probes", 0))
+        freedom = round(float(freedom)) - 1
+        t = float(scipy.special.stdtrit(freedom, 0.975)) if freedom > 0 else 1.96
         return value - t * error, value + t * error
+
+    # -- figures --
+
+    @property
+    def abs_det(self) -> Float[Array, ""]:
+        """|det A| itself; it over- or underflows where its logarithm does not."""
+        return jnp.exp(self.log_abs_det)
+
+    @property
+    def kl_bound(self) -> Float[Array, ""] | None:
+        """An upper bound in expectation: minus the mean log-weight."""
+        return None if self.bounds.kl is None else self.bounds.kl.value
+
+    @property
+    def kl_bound_standard_error(self) -> Float[Array, ""] | None:
+        """Of `kl_bound`."""
+        return None if self.bounds.kl is None else self.bounds.kl.error
+
+    @property
+    def importance_bound(self) -> Float[Array, ""] | None:
+        """A tighter upper bound in expectation: minus the mean log of batches' mean weights."""
+        return None if self.bounds.importance is None else self.bounds.importance.value
+
+    @property
+    def importance_bound_standard_error(self) -> Float[Array, ""] | None:
+        """Of `importance_bound`."""
+        return None if self.bounds.importance is None else self.bounds.importance.error
+
+    @property
+    def lower_bound(self) -> Float[Array, ""] | None:
+        """A lower bound in expectation; None without solves."""
+        return None if self.bounds.lower is None else self.bounds.lower.value
+
+    @property
+    def lower_bound_standard_error(self) -> Float[Array, ""] | None:
+        """Of `lower_bound`."""
+        return None if self.bounds.lower is None else self.bounds.lower.error
+
+    @property
+    def effective_sample_size(self) -> Float[Array, ""] | None:
+        """How many equal weights these are worth; None for methods without weights."""
+        return getattr(self.diagnostics, "effective_sample_size", None)
+
+    @property
+    def max_weight_share(self) -> Float[Array, ""] | None:
+        """The largest weight's share of their sum; None for methods without weights."""
+        return getattr(self.diagnostics, "max_weight_share", None)
+
+    @property
+    def spread(self) -> Float[Array, ""] | None:
+        """The standard deviation of the log-weights; None for methods without weights."""
+        return getattr(self.diagnostics, "spread", None)
+
+    @property
+    def pareto_k(self) -> float | Array | None:
+        """The tail index of the weights: above 0.7 their mean is not to be trusted.
+
+        None where there are no weights; outside of `jit` also where there are too few to tell (under
+        25 groups), or all are equal: inside it is NaN there.
+        """
+        k = getattr(self.diagnostics, "pareto_k", None)
+        if k is None or self._is_batch_or_traced():
+            return k
+        return None if math.isnan(k) else float(k)
+
+    @property
+    def condition(self) -> Float[Array, ""] | None:
+        """How much rounding is amplified (exact methods only).
+
+        The condition number of the equilibrated matrix, or what elimination in a band was seen to do.
+        """
+        return getattr(self.diagnostics, "condition", None)
+
+    @property
+    def quadrature_change(self) -> Float[Array, ""] | None:
+        """From half the depth, in standard errors of the probes (Lanczos only)."""
+        return getattr(self.diagnostics, "change", None)
+
+    @property
+    def num_matvecs(self) -> Any:
+        """Products spent, with the transpose included; `num_transposed` of them with it."""
+        return _whole(self.cost.total)
+
+    @property
+    def num_transposed(self) -> Any:
+        """Products with the transpose."""
+        return _whole(self.cost.transposed)
+
+    @property
+    def num_matvecs_dense(self) -> int:
+        """The n products that would give A itself."""
+        return self.num_dense
 
     def certified_upper(self, delta: float = 0.05) -> float | Float[Array, " batch"]:
         r"""An upper bound that holds with probability at least `1 - delta`, whatever the weights.
@@ -134,42 +252,18 @@ class Estimate(eqx.Module):
         """
         if not (isinstance(delta, int | float) and 0 < delta < 1):
             raise ValueError(f"delta is a probability between 0 and 1, not {delta!r}")
-        if self.importance_bound is None:
+        if self.bounds.importance is None or self.bounds.slack is None:
             raise ValueError(f"the method {self.method} samples no weights: it has no certificate")
-        slack = self.factor * math.log(1 / delta) / self.num_batches
-        bound = self.importance_bound + slack
+        bound = self.bounds.importance.value + self.bounds.slack * math.log(1 / delta)
         return bound if self._is_batch_or_traced() else float(bound)
-
-    def verdict(self) -> tuple[Status, tuple[str, ...]]:
-        """Status and reasons together."""
-        self._require_scalar()
-        error = float(self.standard_error)
-        return verdict.judge(
-            verdict.Figures(
-                log_abs_det=float(self.log_abs_det),
-                standard_error=error,
-                num_groups=self._num_draws(),
-                equal_weights=bool(self.equal_weights),
-                effective_sample_size=_number(self.effective_sample_size),
-                max_weight_share=_number(self.max_weight_share),
-                spread=_number(self.spread),
-                pareto_k=self.pareto_k,
-                num_tail=0 if self.tail is None else len(self.tail) - 1,
-                is_linear=self.is_linear,
-                rounding=None if self.condition is None else error,
-                quadrature_change=_number(self.quadrature_change),
-                bar=_number(self.bar),
-            )
-        )
 
     # -- as a number, text, JSON --
 
     def value(self, *, allow_unreliable: bool = False) -> float:
         """`log_abs_det` as a float; raises where unreliable, unless asked not to."""
-        status, reasons = self.verdict()
-        if status == "unreliable" and not (allow_unreliable or self.allow_unreliable):
+        if self.status == "unreliable" and not (allow_unreliable or self.allow_unreliable):
             raise UnreliableEstimateError(
-                f"this estimate is unreliable: {reasons[0]} "
+                f"this estimate is unreliable: {self.reasons[0]} "
                 "(estimate.value(allow_unreliable=True) gives the number all the same)"
             )
         return float(self.log_abs_det)
@@ -183,129 +277,54 @@ class Estimate(eqx.Module):
     def __str__(self) -> str:
         if self._is_batch_or_traced():
             return f"Estimate(method={self.method}, log_abs_det={self.log_abs_det})"
-        status, reasons = self.verdict()
-        value, error = float(self.log_abs_det), float(self.standard_error)
-        shown = f" ± {error:.2g}" if math.isfinite(value) else ""
-        # "exact" once is enough
-        label = f"{status}, {self.method.removeprefix('exact, ')}"
-        lines = [f"{self.quantity} = {_round_to(value, error)}{shown}   [{label}]"]
-        if self.sign is not None:
-            lines.append(f"  sign of the determinant: {float(self.sign):+.0f}")
-        interval = self.interval
-        if interval is not None and status != "exact":
-            low, high = (_round_to(end, error) for end in interval)
-            lines.append(f"  95 % interval {low} .. {high}")
-        certified = math.nan if self.importance_bound is None else float(self.certified_upper())
-        if self.kl_bound is not None and status != "exact" and math.isfinite(certified):
-            figures = f"  certified < {certified:.6g} (95 %), KL bound {float(self.kl_bound):.6g}"
-            if self.lower_bound is not None:
-                figures += f", lower bound {float(self.lower_bound):.6g}"
-            if self.effective_sample_size is not None:
-                size = float(self.effective_sample_size)
-                figures += f"; effective sample size {size:.3g}, Pareto k {_show(self.pareto_k)}"
-            lines.append(figures)
-        lines.append(f"  {self.cost}")
-        lines += [f"  - {reason}" for reason in reasons + self.notes]
-        return "\n".join(lines)
-
-    @property
-    def cost(self) -> str:
-        """The products spent, in words."""
-        transposed = f" ({self.num_transposed:,} transposed)" if self.num_transposed else ""
-        dense = _products(self.num_matvecs_dense)
-        return f"{_products(self.num_matvecs)}{transposed}; {dense} would give A itself"
+        return "\n".join(_text.lines(self))
 
     def to_dict(self) -> dict[str, Any]:
         """Everything as plain JSON types; what is not finite becomes None."""
-        status, reasons = self.verdict()
-        interval = self.interval
-        numbers = {
-            name: _plain(getattr(self, name))
-            for name in (
-                "log_abs_det",
-                "abs_det",
-                "standard_error",
-                "kl_bound",
-                "kl_bound_standard_error",
-                "importance_bound",
-                "importance_bound_standard_error",
-                "lower_bound",
-                "lower_bound_standard_error",
-                "effective_sample_size",
-                "pareto_k",
-                "max_weight_share",
-                "spread",
-                "condition",
-                "quadrature_change",
-                "sign",
-                "bar",
-            )
-        }
+        interval, bar = self.interval, self.bar.at(self.log_abs_det)
         return {
             "method": self.method,
             "quantity": self.quantity,
-            "status": status,
-            "reasons": list(reasons + self.notes),
-            **numbers,
-            "interval": None if interval is None else [_plain(x) for x in interval],
-            "certified_upper_95": (
-                None if self.importance_bound is None else _plain(self.certified_upper())
-            ),
+            "status": self.status,
+            "reasons": list(self.reasons),
+            **{name: _text.plain(getattr(self, name)) for name in _text.NUMBERS},
+            "bar": _text.plain(bar),
+            "interval": None if interval is None else [_text.plain(x) for x in interval],
+            "certified_upper_95": _text.plain(_text.certified(self)),
             "num_matvecs": self.num_matvecs,
             "num_transposed": self.num_transposed,
-            "num_matvecs_dense": self.num_matvecs_dense,
+            "num_matvecs_dense": self.num_dense,
         }
+
+    # -- the same, changed --
+
+    def replace(self, **fields: Any) -> "Estimate":
+        """The same estimate with other fields."""
+        values = {name: getattr(self, name) for name in self.__dataclass_fields__}
+        return Estimate(**(values | fields))
 
     def with_notes(self, *notes: str) -> "Estimate":
         """The same estimate with more to say."""
-        return dataclasses.replace(self, notes=self.notes + notes)
+        return self.replace(notes=self.notes + notes)
+
+    def with_products(self, num: int, num_transposed: int = 0) -> "Estimate":
+        """The same estimate, charged for `num` products, transposed ones included, spent on its way."""
+        return self.replace(cost=self.cost + Products(num - num_transposed, num_transposed))
 
     def moved(self, shift: Any, *, factor: float = 1.0, error: Any = 0.0) -> "Estimate":
         r"""The estimate of another operator: `factor` times this, plus `shift` known to `error`.
 
         What is known exactly of a determinant is taken out before sampling, and comes back here.
         """
-
-        def move(value):
-            return None if value is None else factor * value + shift
-
-        def scale(value):
-            return None if value is None else factor * value
-
-        exact = None if self.equal_weights is None else self.equal_weights & (error < 1e-3)
-        return dataclasses.replace(
-            self,
-            log_abs_det=move(self.log_abs_det),
+        return self.replace(
+            log_abs_det=factor * self.log_abs_det + shift,
             standard_error=jnp.hypot(factor * self.standard_error, jnp.asarray(error)),
-            kl_bound=move(self.kl_bound),
-            kl_bound_standard_error=scale(self.kl_bound_standard_error),
-            importance_bound=move(self.importance_bound),
-            importance_bound_standard_error=scale(self.importance_bound_standard_error),
-            lower_bound=move(self.lower_bound),
-            equal_weights=exact,
+            bounds=self.bounds.moved(shift, factor),
+            diagnostics=self.diagnostics.moved(error),
+            rounding=jnp.asarray(error) + (0.0 if self.rounding is None else self.rounding),
             sign=None,  # that of what was taken out is not known here
-            factor=factor * self.factor,
+            code=None,
         )
-
-    def with_products(self, num: int, num_transposed: int = 0) -> "Estimate":
-        """The same estimate, charged for products that were spent on its way, as in training."""
-        return dataclasses.replace(
-            self,
-            num_matvecs=self.num_matvecs + num,
-            num_transposed=self.num_transposed + num_transposed,
-        )
-
-    def judged_by(self, tolerance: float | None, rtol: float | None) -> "Estimate":
-        """The same estimate, judged by the standard error that the caller is content with.
-
-        In nats, or as a share of |log det|; of both, the larger counts.
-        """
-        bars = [] if tolerance is None else [jnp.asarray(tolerance, self.standard_error.dtype)]
-        bars += [] if rtol is None else [rtol * jnp.abs(jax.lax.stop_gradient(self.log_abs_det))]
-        return dataclasses.replace(self, bar=functools.reduce(jnp.maximum, bars)) if bars else self
-
-    def _num_draws(self) -> int:
-        return self.num_groups if self.num_pooled is None else round(float(self.num_pooled))
 
     def _is_batch_or_traced(self) -> bool:
         return isinstance(self.log_abs_det, Tracer) or np.ndim(self.log_abs_det) > 0
@@ -313,92 +332,14 @@ class Estimate(eqx.Module):
     def _require_scalar(self) -> None:
         if isinstance(self.log_abs_det, Tracer):
             raise ValueError(
-                "status, reasons, interval and pareto_k look at values: "
-                "return the estimate from jit, vmap or grad and ask it outside"
+                "status, reasons and interval are words: return the estimate from jit, vmap or grad and "
+                "ask it outside; inside, estimate.code says the same as a number"
             )
         if np.ndim(self.log_abs_det):
             shape = np.shape(self.log_abs_det)
             raise ValueError(f"this is a batch of estimates {shape}: take one, as estimate[0]")
 
 
-def from_moments(
-    moments: mo.Moments,
-    *,
-    num_groups: int,
-    groups_per_chunk: int,
-    n: int,
-    factor: float,
-    group_size: int = 1,
-    **fields: Any,
-) -> Estimate:
-    r"""The estimate $-\log \bar w$ and all that the moments say about it.
-
-    `n` is the dimension of the sphere's ambient space; `factor` is 1/2 for embedded complex
-    operators, whose weights estimate $|\det A|^{-2}$.
-    """
-    g = num_groups
-    mean = jnp.sum(moments.weights) / g
-    shift = jnp.where(jnp.isinf(moments.shift), 0, moments.shift)
-    # a product that was not finite has spoiled everything, also where its weight would be 0
-    log_mean = jnp.where(moments.first_bad >= 0, jnp.nan, shift + jnp.log(mean))
-
-    log_center, log_error = mo.mean_and_error(moments.logs, moments.log_squares, g)
-    squares = jnp.sum(moments.squares)
-    weight_error = jnp.sqrt(jnp.maximum(squares / (g * mean**2) - 1, 0) / max(g - 1, 1))
-    # nearly equal weights: their second moment cancels; their logs have the same spread
-    _, group_error = mo.mean_and_error(moments.group_logs, moments.group_log_squares, g)
-    nearly_equal = (group_error * math.sqrt(g) < 0.03) | (g == 1)
-    error = jnp.where(nearly_equal, group_error, weight_error)
-
-    num_batches = mo.num_batches(g, groups_per_chunk, moments.batch)
-    batch_center, batch_error = mo.mean_and_error(
-        moments.batch_logs, moments.batch_log_squares, num_batches
-    )
-    variance = jnp.maximum(jnp.sum(moments.direction_squares) / g - log_center**2, 0)
-    value_range = moments.largest - moments.smallest
-    rounding = verdict.EQUAL_WEIGHTS * n * float(jnp.finfo(value_range.dtype).eps)
-    tolerance = min(rounding, verdict.EQUAL_WEIGHTS_NATS)
-    equal = (value_range <= tolerance) & (g * group_size >= verdict.MIN_EQUAL)
-    # a single frame has no spread to take an error from
-    error = jnp.where(equal, jnp.minimum(error, tolerance), error)
-    return Estimate(
-        log_abs_det=-factor * log_mean,
-        standard_error=factor * error,
-        kl_bound=-factor * (moments.pivot + log_center),
-        kl_bound_standard_error=factor * log_error,
-        importance_bound=-factor * (moments.pivot + batch_center),
-        importance_bound_standard_error=factor * batch_error,
-        effective_sample_size=g**2 * mean**2 / squares,
-        max_weight_share=1 / (g * mean),
-        spread=jnp.sqrt(variance),
-        equal_weights=equal,
-        tail=moments.tail,
-        num_groups=g,
-        num_batches=num_batches,
-        factor=factor,
-        **fields,
-    )
-
-
-def _products(num: int) -> str:
-    return "1 product" if num == 1 else f"{num:,} products"
-
-
-def _number(x: Any) -> float | None:
-    return None if x is None else float(x)
-
-
-def _plain(x: Any) -> float | None:
-    return float(x) if x is not None and math.isfinite(float(x)) else None
-
-
-def _show(x: float | None) -> str:
-    return "-" if x is None else f"{x:.2f}"
-
-
-def _round_to(value: float, error: float) -> str:
-    """The value with one digit more than its error has."""
-    if not (math.isfinite(value) and math.isfinite(error)):
-        return f"{value:.6g}"
-    digits = 12 if error <= 0 else max(0, min(12, 1 - math.floor(math.log10(error))))
-    return f"{value:.{digits}f}"
+def _whole(num: Any) -> Any:
+    """A count as a Python number, where it is one."""
+    return num if isinstance(num, Tracer) or np.ndim(num) else int(num)
