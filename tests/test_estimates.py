@@ -9,7 +9,7 @@ import scipy.sparse.linalg
 from registry import EQUAL_WEIGHTS, KINDS, MATRICES, near_isometry, orthogonal
 
 import determinax as dx
-from determinax.methods import auto, probed
+from determinax import _checks
 from determinax.paper.matrices import FILTER
 
 KEY = jax.random.key(1)
@@ -184,7 +184,7 @@ def test_one_partial_frame_is_unbiased_and_better_than_independent_directions(si
     independent, _ = run("independent")
     frame, error = run("frames")
     e = dx.log_abs_det(matrix, dx.MonteCarlo(k, "frames"), key=KEY)
-    assert e.num_batches == 1  # its directions are not independent
+    assert e.bounds.slack == 1  # its directions are not independent
     np.testing.assert_allclose(e.certified_upper(0.05), e.importance_bound + np.log(20), rtol=1e-12)
     # half of the first-order noise is gone, and almost all of the second
     first, second = size**2 / 2, size**4 / 8
@@ -270,24 +270,23 @@ def test_auto_probes_a_convolution_and_is_right_where_dense_factorisations_fail(
     assert e.num_matvecs <= 9 + 8
 
 
-def test_auto_probes_a_known_pattern_where_n_products_are_too_many():
+def test_auto_factorises_a_sparse_matrix_whatever_the_budget():
+    """That takes no products: the budget is one of products."""
     n, rng = 300, np.random.default_rng(0)
     diagonals = 4 + rng.normal(size=n), rng.normal(size=n - 1), rng.normal(size=n - 1)
     matrix = scipy.sparse.diags_array(diagonals, offsets=(0, -1, 1))
     for operator in (matrix.tocsr(), lx.TridiagonalLinearOperator(*map(jnp.asarray, diagonals))):
-        e = dx.log_abs_det(operator, dx.Auto(20), key=KEY)
-        assert "Auto chose Probed" in e.reasons[-1]
-        assert e.status == "exact"
-        assert e.num_matvecs == 3 + 2 <= 20
-        assert abs(float(e) - truth(matrix.toarray())) < 1e-10
-        assert "Auto chose Exact" in dx.log_abs_det(operator, dx.Auto(n), key=KEY).reasons[-1]
-        assert "Probed" not in dx.log_abs_det(operator, dx.Auto(4), key=KEY).method
+        for method in (dx.Auto(4), dx.Auto(n), dx.Auto()):
+            e = dx.log_abs_det(operator, method)
+            assert "Auto chose Exact: sparse LU" in e.reasons[-1]
+            assert e.status == "exact"
+            assert e.num_matvecs == 0
+            assert abs(float(e) - truth(matrix.toarray())) < 1e-10
 
 
 def test_auto_probes_no_further_than_memory_goes(monkeypatch):
     operator = dx.operators.convolution(FILTER, (32, 32))
-    for module in (auto, probed):
-        monkeypatch.setattr(module, "physical_memory", lambda: 100_000)
+    monkeypatch.setattr(_checks, "physical_memory", lambda: 2_000_000)
     e = dx.log_abs_det(operator, dx.Auto(100), key=KEY)
     assert "Auto chose Lanczos" in e.reasons[-1]
     with pytest.raises(ValueError, match="band of 1024x67"):

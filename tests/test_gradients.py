@@ -10,6 +10,7 @@ from registry import near_isometry
 
 import determinax as dx
 from determinax import Proposal, flows, sphere
+from determinax._keys import stream
 
 KEY = jax.random.key(0)
 RNG = np.random.default_rng(0)
@@ -90,7 +91,7 @@ def test_at_the_inverse_it_is_hutchinsons_sample_by_sample(name):
     method = dx.Variational(proposal_for(a), 1)
     slopes = jax.jit(jax.jacobian(lambda t: matrix_of(operator_of, t)))(THETA)
     for key, gradient in zip(keys, gradients(operator_of, method, keys), strict=True):
-        z = sphere.uniform(jax.random.fold_in(method.keys(key)[0], 0), N, 1)[:, 0]
+        z = sphere.uniform(stream(key, "directions", 0), N, 1)[:, 0]
         hutchinson = N * jnp.einsum("i,ijt,j->t", z, slopes, jnp.linalg.solve(a, z))
         np.testing.assert_allclose(gradient, hutchinson, atol=1e-10)
 

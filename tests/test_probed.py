@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import scipy.sparse
 
-from determinax import Exact, Probed, fit_linear, log_abs_det, operators, weights
+from determinax import Exact, Probed, fit_linear, log_abs_det, methods, operators
 from determinax.operators import OperatorError, as_operator, convolution
 from determinax.paper.matrices import FILTER
 
@@ -37,7 +37,7 @@ def exact(operator):
     ],
 )
 def test_as_many_products_as_colours_reveal_the_matrix(operator, num_colours):
-    matrix, num = operators.probe(operator, operators.known_pattern(operator))
+    matrix, num = operators.probe(operator, operators.pattern(operator))
     assert num == num_colours
     np.testing.assert_array_equal(matrix.toarray(), np.asarray(operator.as_matrix()))
 
@@ -88,7 +88,7 @@ def test_channels(padding):
 def test_a_well_conditioned_filter_on_128x128():
     """Against the sparse LU of the same matrix."""
     operator = convolution(GENTLE, (128, 128))
-    matrix, _ = operators.probe(operator, operators.known_pattern(operator))
+    matrix, _ = operators.probe(operator, operators.pattern(operator))
     lu = scipy.sparse.linalg.splu(scipy.sparse.csc_array(matrix))
     truth = np.sum(np.log(np.abs(lu.U.diagonal())))
     e = log_abs_det(operator, Probed(), key=KEY)
@@ -131,7 +131,7 @@ def test_a_probed_fit_refuses_what_rounding_spoils():
 
 def test_what_the_pattern_misses_is_corrected_without_bias():
     operator = convolution(GENTLE, (10, 10))
-    pattern = operators.known_pattern(operator)
+    pattern = operators.pattern(operator)
     outside = np.random.default_rng(1).normal(size=(100, 100)) * (pattern.toarray() == 0)
     matrix = np.asarray(operator.as_matrix()) + 1e-3 * outside
     truth = np.linalg.slogdet(matrix)[1]
@@ -156,7 +156,7 @@ def test_a_probed_fit_is_a_proposal():
     wider = np.triu(np.tril(np.random.default_rng(0).normal(size=(8, 8)) + 4 * np.eye(8), 2), -1)
     assert not fit_linear(wider, key=KEY, structure="probe", pattern=(1, 1)).converged
     points, log_q = fit.proposal.sample_columns(KEY, 5)
-    log_w = weights.log_weights(operator, points, log_q)
+    log_w = methods.log_weights(operator, points, log_q)
     np.testing.assert_allclose(-log_w, exact(operator), atol=1e-9)
 
 

@@ -49,20 +49,10 @@ def test_the_gradient_is_the_self_normalised_form(directions):
     """d log|det A| = sum_i w_i n <As, dA s>/||As||^2 / sum_i w_i, on the very same directions."""
     method = dx.MonteCarlo(500, directions, chunk_size=128)
     gradient = jax.grad(lambda a: dx.log_abs_det(a, method, key=KEY).log_abs_det)(A)
-    from determinax import weights
-
-    plan = weights.make_plan(5, 5, 500, directions, 128)
-    starts = range(-(-plan.num_groups // plan.groups_per_chunk))
-    sizes = [
-        min(plan.groups_per_chunk, plan.num_groups - i * plan.groups_per_chunk) for i in starts
-    ]
-    s = jnp.concatenate(
-        [
-            weights.draw(jax.random.fold_in(KEY, i), 5, size, plan.group_size, A.dtype)
-            for i, size in zip(starts, sizes, strict=True)
-        ],
-        axis=1,
-    )
+    t = dx.operators.traits(dx.as_operator(A))
+    plan = method.plan(t)
+    sizes = [plan.size] * plan.num_chunks + [plan.rest] * bool(plan.rest)
+    s = jnp.concatenate([method.draw(t, KEY, i, size)[0] for i, size in enumerate(sizes)], axis=1)
     images = A @ s
     w = jnp.linalg.norm(images, axis=0) ** -5
     expected = jnp.einsum("k,ik,jk->ij", w / jnp.sum(images**2, axis=0), images, s)

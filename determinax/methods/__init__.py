@@ -1,29 +1,42 @@
-"""The methods, one a file, and the sentence that calls them: `log_abs_det(operator, method)`."""
+"""Methods: a configuration each, run by one engine; and what it takes to write one."""
 
-from determinax.methods.api import log_abs_det, log_volume
+from determinax._diagnostics import AbstractDiagnostics, Finding, Plain
+from determinax.methods._base import (
+    METHODS,
+    AbstractMethod,
+    AbstractSelector,
+    Plan,
+    Selection,
+    registered,
+)
+from determinax.methods._sampling import Directions, default_chunk_size, estimate_from, log_weights
 from determinax.methods.auto import Auto
-from determinax.methods.base import AbstractMethod
 from determinax.methods.deflated import Deflated
 from determinax.methods.exact import Exact
-from determinax.methods.gradient import Gradient, log_abs_det_gradient
-from determinax.methods.jacobian import jacobian_log_abs_det
 from determinax.methods.lanczos import Lanczos
 from determinax.methods.monte_carlo import MonteCarlo
 from determinax.methods.probed import Probed
 from determinax.methods.variational import Variational
 
 __all__ = [
+    "METHODS",
+    "AbstractDiagnostics",
     "AbstractMethod",
+    "AbstractSelector",
     "Auto",
     "Deflated",
+    "Directions",
     "Exact",
-    "Gradient",
+    "Finding",
     "Lanczos",
     "MonteCarlo",
+    "Plain",
+    "Plan",
     "Probed",
+    "Selection",
     "Variational",
-    "jacobian_log_abs_det",
-    "log_abs_det",
-    "log_abs_det_gradient",
-    "log_volume",
+    "default_chunk_size",
+    "estimate_from",
+    "log_weights",
+    "registered",
 ]

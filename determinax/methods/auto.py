@@ -1,7 +1,7 @@
 """The default: exact where the pattern or the budget allows, else what a few pilot products say."""
 
-import dataclasses
 import math
+import time
 
 import equinox as eqx
 import jax
@@ -10,17 +10,20 @@ import lineax as lx
 import numpy as np
 from jaxtyping import Array, PRNGKeyArray
 
+from determinax import _checks, _linalg, sphere
 from determinax import operators as ops
-from determinax import sphere, weights
+from determinax._checks import require_key, whole_number
+from determinax._keys import stream
+from determinax._linalg import log_norm
+from determinax._revealed import CHECKS, in_words
 from determinax.estimate import Estimate
-from determinax.flows.banded import band_widths
-from determinax.methods.base import AbstractMethod, require_key, whole_number
+from determinax.methods._base import AbstractMethod, AbstractSelector, Selection, registered
 from determinax.methods.deflated import Deflated
-from determinax.methods.exact import Exact, physical_memory
-from determinax.methods.lanczos import Lanczos, is_definite, transposed
+from determinax.methods.exact import Exact, dense_memory, dense_seconds, sparse_estimate
+from determinax.methods.lanczos import Lanczos
 from determinax.methods.monte_carlo import MonteCarlo
-from determinax.methods.probed import CHECKS, Probed, band_memory, is_circulant
-from determinax.operators import NO_PRODUCTS, OperatorError, Products
+from determinax.methods.probed import Probed
+from determinax.operators import Products, Traits, traits
 from determinax.progress import Report
 
 # without a budget: what an LU on a workstation does in about a minute
@@ -37,108 +40,150 @@ _STEEP = 1.6
 _BROAD = 0.75
 # entries of the frames that may be kept
 _FRAME_ENTRIES = 2**27
-# multiply-adds of one elimination in a band: for a 512x512 image they are half of this
-_BAND_WORK = 2**37
+# seconds for a product and a row in Lanczos on one core, measured on sparse matrices of 60,000 and
+# 300,000 rows at depth 50 to 100; and so many products are always tried
+_ROW_SECONDS, _LEAST = 1.5e-7, 64
 
 
-@dataclasses.dataclass(frozen=True)
-class Auto(AbstractMethod):
+@registered("auto")
+class Auto(AbstractSelector):
     """Choose a method by size, budget and a pilot run, and say in `reasons` which and why.
 
     **Arguments:**
 
     - `max_matvecs`: the products that may be spent, transposed ones included. Where n fit, the
-        result is exact. None: exact up to n = 8192, and a budget of n/4 products beyond.
+        result is exact. None: exact up to n = 8192, and a budget of n/4 products beyond, or of as many
+        as `max_seconds` are reckoned to allow.
+    - `max_seconds`: how long a factorisation may be predicted to take, unless n products are allowed.
 
-    Where the operator's kind tells where it has entries, a few products reveal them all (`Probed`):
-    convolutions are always probed, sparse, diagonal and tridiagonal operators where n products are
-    too many, both as far as the band fits in memory.
+    Sparse, diagonal and tridiagonal operators are known as they are: factorising them (`Exact`) spends
+    no products, so that `max_matvecs` does not forbid it. What it takes in seconds and memory is
+    known beforehand, and so is what it does not start. Where a convolution has entries is known, and
+    a few products reveal them all (`Probed`).
 
     It never fits a proposal: from scratch that costs more than the n products which reveal A. A
     proposal pays where it is used again, see `Variational` and `Tracker`.
     """
 
-    max_matvecs: int | None = None
+    max_matvecs: int | None = eqx.field(static=True)
+    max_seconds: float = eqx.field(static=True)
 
-    def __post_init__(self):
+    def __init__(self, max_matvecs: int | None = None, max_seconds: float = 60.0):
+        is_number = isinstance(max_seconds, int | float) and not isinstance(max_seconds, bool)
+        if not (is_number and max_seconds > 0):
+            raise ValueError(f"max_seconds is a positive number, not {max_seconds!r}")
+        self.max_matvecs = None if max_matvecs is None else whole_number(max_matvecs, "max_matvecs")
+        self.max_seconds = float(max_seconds)
+
+    def _limit(self) -> int:
+        return _DENSE_LIMIT if self.max_matvecs is None else self.max_matvecs
+
+    def _budget(self, t: Traits) -> int:
+        """Products that may be sampled with: a quarter of n, or what the seconds are reckoned to allow."""
         if self.max_matvecs is not None:
-            budget = whole_number(self.max_matvecs, "max_matvecs")
-            object.__setattr__(self, "max_matvecs", budget)
+            return self.max_matvecs
+        allowed = int(self.max_seconds / (_ROW_SECONDS * t.cols))
+        return max(_LEAST, min(t.num_dense // 4, allowed))
 
-    def estimate(
+    def within_jit(self, traits: Traits) -> AbstractMethod:
+        """See `AbstractMethod`: exact where it is allowed, else Monte Carlo."""
+        if traits.num_dense <= self._limit():
+            return Exact().within_jit(traits)
+        return MonteCarlo(self._budget(traits))
+
+    def select(
         self,
         operator: lx.AbstractLinearOperator,
         key: PRNGKeyArray | None,
-        *,
-        spent: Products = NO_PRODUCTS,
-        progress: Report | None = None,
-    ) -> Estimate:
-        """Choose, run, explain."""
-        n = ops.rows_columns(operator)[1]
-        budget = self.max_matvecs
-        limit = _DENSE_LIMIT if budget is None else budget
+        spent: Products,
+        report: Report | None,
+    ) -> Selection | Estimate:
+        """Choose, and say why."""
+        t = traits(operator)
+        n, limit = t.num_dense, self._limit()
+        # where n products are allowed, an exact answer may take its time
+        all_allowed = self.max_matvecs is not None and n <= self.max_matvecs
+        seconds = math.inf if all_allowed else self.max_seconds
+        too_much, matrix = "", ops.sparse_matrix(operator)
+        if matrix is not None:
+            if report:
+                report.working(f"factorising a sparse {n:,} x {n:,}")
+            exact, cost = sparse_estimate(operator, matrix, seconds)
+            if exact is not None:
+                how = exact.method.removeprefix("exact, ")
+                why = f"Auto chose Exact: {how} of the matrix itself, without products; {cost}."
+                return exact.with_notes(why)
+            too_much = f"its factors would take {cost}, "
         # a convolution can be a trap for dense factorisations, of any size
-        if n > limit or isinstance(operator, ops.ConvolutionLinearOperator):
-            allowed = n if n <= limit else budget or n // 4
-            probed = self._probe(operator, key, allowed, spent, progress)
+        elif n > limit or isinstance(ops.untagged(operator), ops.ConvolutionLinearOperator):
+            allowed = (n if n <= limit else self._budget(t)) - spent.forward
+            probed = self._probed(operator, key, allowed, report, seconds)
             if probed is not None:
                 return probed
-        if n <= limit:
-            note = f"Auto chose Exact: {n:,} products reveal A, and {limit:,} were allowed."
-            return Exact().estimate(operator, key, spent=spent, progress=progress).with_notes(note)
-        key = require_key(key, "Auto")
-        budget = n // 4 if budget is None else max(1, budget - spent.total)
-        pilot_key, main_key = jax.random.split(key)
-        pilot = min(_PILOT, budget // 4)
-        traced = ops.is_traced((operator, key))
-        if pilot < 4 or traced:
-            # a good share of n directions is worth more exactly than as samples
-            worth = 4 * budget > n and not traced
-            method = _deflated(operator, budget) if worth else MonteCarlo(budget)
-            name = type(method).__name__
-            note = f"Auto chose {name}: no pilot run within {budget:,} products."
-            return method.estimate(operator, main_key, spent=spent, progress=progress).with_notes(
-                note
-            )
-        spread, condition = map(float, weights.guarded(_look, operator, pilot_key, pilot))
-        spent, left = spent + Products(pilot), budget - pilot
-        method, why = self._choose(operator, spread, condition, left)
-        note = (
-            f"Auto chose {type(method).__name__}: {n:,} products would reveal A, {budget:,} were "
-            f"allowed; in {pilot} pilot products log-weights spread by {spread:.2g} nats, {why}."
-        )
-        return method.estimate(operator, main_key, spent=spent, progress=progress).with_notes(note)
+        if n <= limit and not too_much:
+            needed = dense_memory(t)
+            cost = in_words(dense_seconds(t), needed)
+            if needed <= _checks.physical_memory():
+                why = (
+                    f"Auto chose Exact: {n:,} products give A itself, and {limit:,} were allowed; "
+                    f"{cost}."
+                )
+                return Selection(Exact(), operator, why)
+            too_much = f"a dense matrix and its factors would take {cost}, "
+        return self._sampled(operator, require_key(key, "Auto"), spent, too_much)
 
-    def _probe(self, operator, key, budget: int, spent, progress) -> Estimate | None:
-        """The result, where a pattern is known and what it takes can be afforded."""
-        n = operator.in_size()
-        if key is None or n != operator.out_size() or ops.is_traced((operator, key)):
-            return None
-        pattern = ops.known_pattern(operator)
-        if pattern is None or not (is_circulant(operator) or _has_narrow_band(pattern)):
-            return None
-        needed = int(np.max(ops.colour(pattern))) + 1 + CHECKS
-        if needed > budget - spent.total:
-            return None
-        note = (
-            f"Auto chose Probed: {needed} products reveal and check what its pattern leaves open."
+    def _sampled(self, operator, key: PRNGKeyArray, spent: Products, too_much: str) -> Selection:
+        """What a few pilot products recommend."""
+        t = traits(operator)
+        n = t.num_dense
+        # the product that told, once, whether there is a transpose shall not change the choice
+        budget = max(1, self._budget(t) - spent.forward)
+        pilot = min(_PILOT, budget // 4) // 2 * 2
+        if pilot < 4:
+            # a good share of n directions is worth more exactly than as samples
+            method = _deflated(t, budget) if 4 * budget > n else MonteCarlo(budget)
+            name = type(method).__name__
+            why = f"Auto chose {name}: {too_much}no pilot run within {budget:,} products."
+            return Selection(method, operator, why)
+        spread, condition, each = _look(operator, stream(key, "pilot"), pilot)
+        left = budget - pilot
+        method, why = self._choose(t, spread, condition, left)
+        lasting = left * max(each, _ROW_SECONDS * t.cols)
+        why = (
+            f"Auto chose {type(method).__name__}: {too_much}{n:,} products would give A itself, "
+            f"{budget:,} were allowed, about {lasting:.2g} s; in {pilot} pilot products log-weights "
+            f"spread by {spread:.2g} nats, {why}."
         )
-        estimate = Probed().estimate(operator, key, spent=spent, progress=progress)
-        return estimate.with_notes(note)
+        return Selection(method, operator, why, Products(pilot))
+
+    def _probed(
+        self, operator, key, budget: int, report: Report | None, seconds: float
+    ) -> Selection | Estimate | None:
+        """What probing gives, where a pattern is known and what it takes can be afforded."""
+        t = traits(operator)
+        if key is None or t.rows != t.cols or not t.has_pattern or t.is_complex:
+            return None
+        needed = (
+            int(np.max(ops.colours(operator, ops.pattern(ops.untagged(operator))))) + 1 + CHECKS
+        )
+        if needed > budget:
+            return None
+        why = f"Auto chose Probed: {needed} products reveal and check what its pattern leaves open."
+        found = Probed().attempt(operator, key, report, seconds)
+        if isinstance(found, Selection):
+            return found._replace(why=f"{why} {found.why}")
+        return None if found is None else found.with_notes(why)
 
     def _choose(
-        self, operator, spread: float, condition: float, left: int
+        self, t: Traits, spread: float, condition: float, left: int
     ) -> tuple[AbstractMethod, str]:
         if spread < _NARROW:
-            fits = left * max(operator.in_size(), operator.out_size()) < _FRAME_ENTRIES
+            fits = left * max(t.cols, t.rows) < _FRAME_ENTRIES
             method = MonteCarlo(left, "frames" if fits else "independent")
             return method, "near an isometry, where Monte Carlo has the smaller error"
-        if not is_definite(operator):
-            try:
-                transposed(operator)
-            except OperatorError:
-                return _deflated(operator, left), "and without a transpose there is no Lanczos"
-        n = operator.in_size()
+        if not t.sign and not t.has_transpose:
+            return _deflated(t, left), "and without a transpose there is no Lanczos"
+        n = t.cols
         ratio = math.sqrt(_PILOT / n)
         directions = 3 * left // 4
         depth = min(10, (left - directions - 1) // 2)
@@ -150,32 +195,34 @@ class Auto(AbstractMethod):
         ):
             rest = Lanczos(max(1, (left - directions - 1) // (2 * depth)), depth)
             return Deflated(directions, rest), "and few directions carry what is large"
-        steps = left - 1 if is_definite(operator) else (left - 1) // 2
+        steps = left - 1 if t.sign else (left - 1) // 2
         deeper = 2 if spread > _BROAD * math.sqrt(n / 2) else 1
         depth = max(1, min(n, round(deeper * steps**0.5), steps, _MAX_DEPTH))
         return Lanczos(max(1, steps // depth), depth), "too broad for Monte Carlo"
 
 
-def _has_narrow_band(pattern) -> bool:
-    n = pattern.shape[0]
-    below, above = band_widths(pattern)
-    fits = band_memory(n, below, above) <= physical_memory()
-    return fits and n * below * above <= _BAND_WORK
-
-
-def _deflated(operator, left: int) -> AbstractMethod:
+def _deflated(t: Traits, left: int) -> AbstractMethod:
     """Most of the budget for exact directions, the rest for their complement."""
     samples = max(2, left // 8)
-    directions = min(left - samples, _FRAME_ENTRIES // operator.in_size())
+    directions = min(left - samples, _FRAME_ENTRIES // t.cols)
     if directions < 1:
         return MonteCarlo(left)
     return Deflated(directions, MonteCarlo(left - directions))
 
 
+def _look(operator, key: PRNGKeyArray, num: int) -> tuple[float, float, float]:
+    """The spread of a frame's log-weights, the condition of its images, seconds for a product."""
+    frame = sphere.frame(key, operator.in_size(), num, operator.in_structure().dtype)
+    parts, began = [], 0.0
+    for half in jnp.split(frame, 2, axis=1):  # the first half may have to be compiled
+        began = time.perf_counter()
+        parts.append(jax.block_until_ready(ops.compiled_columns(operator, half)))
+    each = (time.perf_counter() - began) / (num // 2)
+    spread, condition = _figures(jnp.concatenate(parts, axis=1), operator.in_size())
+    return float(spread), float(condition), each
+
+
 @eqx.filter_jit
-def _look(operator, key, num: int) -> tuple[Array, Array]:
-    """The spread of a frame's log-weights, and the condition of its images."""
-    n = operator.in_size()
-    images = ops.columns(operator, sphere.frame(key, n, num, operator.in_structure().dtype))
-    values = jnp.linalg.svd(images, compute_uv=False)
-    return n * jnp.std(weights.log_norm(images)), values[0] / values[-1]
+def _figures(images: Array, n: int) -> tuple[Array, Array]:
+    values = _linalg.singular_values(images)
+    return n * jnp.std(log_norm(images)), values[0] / values[-1]

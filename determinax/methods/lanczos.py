@@ -1,40 +1,75 @@
 """Stochastic Lanczos quadrature, the neighbours' method, by matfree."""
 
-import dataclasses
+from typing import Any
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
-import jax.scipy.linalg
 import lineax as lx
 import matfree.decomp
-import numpy as np
-from jaxtyping import Array, Bool, Float, PRNGKeyArray
+from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 
-from determinax import operators as ops
-from determinax import sphere, weights
+from determinax import _checks, _linalg, sphere
+from determinax._checks import require_key, whole_number
+from determinax._diagnostics import (
+    ASYMMETRIC,
+    NEGATIVE,
+    OTHER_SIGN,
+    PROBE,
+    THRESHOLDS,
+    Quadrature,
+)
+from determinax._keys import stream
+from determinax._linalg import log_norm
+from determinax._states import Fault, Spread
 from determinax.estimate import Estimate
-from determinax.methods.base import AbstractMethod, require_key, whole_number
-from determinax.operators import NO_PRODUCTS, OperatorError, Products
-from determinax.progress import Report
+from determinax.methods._base import AbstractMethod, Plan, registered
+from determinax.operators import OperatorError, Products, Traits, has_transpose, traits
 
-# what the Lanczos bases of the probes in memory may hold together
-_BASIS_ENTRIES = 2**26
+# what the Lanczos bases of the probes in memory may hold together, and how often XLA copies them
+_BASIS_ENTRIES, _COPIES = 2**26, 3
+# a recurrence is exhausted where the next direction is so many roundings of the largest before it
+_EXHAUSTED = 16
+# a tag is wrong where it is by more than so many times the square root of the dtype's epsilon
+_WRONG_TAG = 10
 
 
-@dataclasses.dataclass(frozen=True)
+class Probes(eqx.Module):
+    """What the probes gave at full and at half depth, and the derivative of their sum."""
+
+    values: Spread
+    halves: Spread
+    slope: Float[Array, ""]  # zero, with the gradient of the values' sum
+    fault: Fault
+
+    def merge(self, other: "Probes") -> "Probes":
+        """Of the probes of both."""
+        return Probes(
+            self.values.merge(other.values),
+            self.halves.merge(other.halves),
+            self.slope + other.slope,
+            self.fault.merge(other.fault),
+        )
+
+
+@registered("lanczos")
 class Lanczos(AbstractMethod):
     r"""$\log|\det A| = \frac12 \operatorname{tr}\log A^\top A$ by random probes and quadrature.
 
     Use it for broad spectra with fewer than n products, where sampling weights fails. Operators
     tagged positive (or negative) semidefinite cost one product a step, others one with A and one
-    with its transpose. The quadrature errs upward until it has converged; its change from half
-    its depth is part of the standard error, and decides the verdict.
+    with its transpose; `lx.TaggedLinearOperator(as_operator(a), lx.positive_semidefinite_tag)` tags any
+    operator. The quadrature errs upward until it has converged; its change from half its depth is
+    part of the standard error, and decides the verdict.
 
     **Arguments:**
 
     - `num_probes`: independent random vectors.
     - `depth`: Lanczos steps for each; more than n bring nothing and are not taken.
+
+    Memory is three times the bases of the probes that run at a time, a basis being `depth` vectors
+    (twice as many unless definite). As many run at a time as have up to 2^26 numbers in their bases,
+    but at least one.
 
     matfree decomposes; the quadrature is ours, since it must survive an exhausted Krylov space
     (a multiple of the identity) and be read at half its depth. The gradient is that of the trace,
@@ -45,150 +80,141 @@ class Lanczos(AbstractMethod):
     Nickisch, Bindel and Wilson (2017), arXiv:1711.03481.
     """
 
-    num_probes: int = 30
-    depth: int = 30
+    num_probes: int = eqx.field(static=True)
+    depth: int = eqx.field(static=True)
 
-    def __post_init__(self):
-        object.__setattr__(self, "num_probes", whole_number(self.num_probes, "num_probes"))
-        object.__setattr__(self, "depth", whole_number(self.depth, "depth"))
+    def __init__(self, num_probes: int = 30, depth: int = 30):
+        self.num_probes = whole_number(num_probes, "num_probes")
+        self.depth = whole_number(depth, "depth")
 
-    def estimate(
+    def _depth(self, t: Traits) -> int:
+        return min(self.depth, t.cols)
+
+    def plan(self, traits: Traits) -> Plan:
+        """See `AbstractMethod`: as many probes side by side as their bases leave room for."""
+        memory = _checks.physical_memory() // (2 * _COPIES * _itemsize())
+        room = min(_BASIS_ENTRIES, memory) // _basis_entries(traits, self._depth(traits))
+        # in a few pieces, so that there is something to report
+        most = max(8, -(-self.num_probes // 8))
+        return Plan.of(self.num_probes, max(1, min(room, most)))
+
+    def cost(self, traits: Traits) -> Products:
+        """See `AbstractMethod`: and one product to find the scale."""
+        steps = self.num_probes * self._depth(traits)
+        return Products(steps + 1, 0 if traits.sign else steps)
+
+    def require(self, operator: lx.AbstractLinearOperator, key: PRNGKeyArray | None) -> None:
+        """See `AbstractMethod`."""
+        require_key(key, "Lanczos")
+        if traits(operator).sign == 0 and not has_transpose(operator):
+            raise OperatorError(
+                "Lanczos needs products with the transpose, and the operator has no transpose (a SciPy "
+                "LinearOperator: give it an rmatvec): use MonteCarlo, or pass a lineax operator that "
+                "has one"
+            )
+        self._require_memory(traits(operator))
+
+    def _require_memory(self, t: Traits) -> None:
+        depth = self._depth(t)
+        bases = _COPIES * self.plan(t).size * _basis_entries(t, depth)
+        vectors = self.plan(t).size * (t.cols + 2 * t.rows)
+        _checks.require_memory(
+            _itemsize() * (bases + vectors),
+            f"Lanczos needs {depth:,} vectors of {t.cols:,} numbers for a probe",
+            "lower depth, or use MonteCarlo, which keeps none",
+        )
+
+    def prepare(
+        self, operator: lx.AbstractLinearOperator, key: PRNGKeyArray | None
+    ) -> Float[Array, ""]:
+        r"""The log of the operator's scale, which $A^\top A$ would square: that of one product."""
+        t = traits(operator)
+        probe = sphere.uniform(stream(key, "scale"), t.cols, 1, t.dtype)
+        log_size = log_norm(operator.mv(probe[:, 0])[:, None])[0]
+        return jax.lax.stop_gradient(jnp.where(jnp.isfinite(log_size), log_size, 0))
+
+    def empty(self, operator: lx.AbstractLinearOperator, prepared: Any) -> Probes:
+        """See `AbstractMethod`."""
+        none, zero = Spread.of(jnp.zeros(0)), jnp.zeros(())
+        return Probes(none, none, zero, Fault.none())
+
+    def chunk(
         self,
         operator: lx.AbstractLinearOperator,
+        prepared: Float[Array, ""],
         key: PRNGKeyArray | None,
-        *,
-        spent: Products = NO_PRODUCTS,
-        progress: Report | None = None,
-    ) -> Estimate:
-        """Run the probes, batch by batch."""
-        key = require_key(key, "Lanczos")
-        depth = min(self.depth, operator.in_size())
-        sign = _sign(operator)
-        transpose = operator if sign else transposed(operator)
-        run = _traced if ops.is_traced((operator, key)) else _in_pieces
-        values, halves, faults, log_scale = run(
-            operator, transpose, key, self.num_probes, depth, sign, progress
+        index: Int[Array, ""],
+        size: int,
+    ) -> Probes:
+        """See `AbstractMethod`."""
+        t = traits(operator)
+        depth, n = self._depth(t), t.cols
+        probes = sphere.uniform(stream(key, "probes", index), n, size, t.dtype).astype(float)
+        still = _linalg.held(operator)
+        values, halves, faults, solutions = jax.lax.stop_gradient(
+            jax.vmap(lambda e: _quadrature(still, e, prepared, depth, t.sign), in_axes=1)(probes)
         )
-        if not ops.is_traced(values):
-            _require_tagged_rightly(np.asarray(faults), operator, sign)
-            _require_finite(np.asarray(values))
-        # the value alone has a gradient
-        spread = jax.lax.stop_gradient(values)
-        factor, n = ops.log_det_factor(operator), operator.in_size()
-        rounding = n * jnp.finfo(operator.in_structure().dtype).eps
-        error = jnp.std(spread) / np.sqrt(max(self.num_probes - 1, 1))
-        bias = jnp.abs(jnp.mean(halves) - jnp.mean(spread)) if depth < n else jnp.zeros(())
+        # the images are needed for the derivative alone: where nobody asks, XLA leaves them out
+        images = jax.vmap(_scaled_product(operator, jnp.exp(prepared)), in_axes=1)(probes)
+        slope = n * jnp.sum(_first_derivative(solutions, images))
+        bad = jnp.isnan(values)
+        asymmetry, other_sign = jnp.max(faults, axis=0)
+        limit, tag = _tolerance(operator), NEGATIVE if t.sign < 0 else 0
+        fault = Fault.when(asymmetry > limit, ASYMMETRIC + tag, -2, asymmetry)
+        fault = fault.merge(Fault.when(other_sign > limit, OTHER_SIGN + tag, -1, other_sign))
+        first = index * self.plan(t).size
+        fault = fault.merge(Fault.when(bad.any(), PROBE, first + jnp.argmax(bad)))
+        return Probes(Spread.of(values), Spread.of(halves), slope, fault)
+
+    def has_enough(self, state: Probes) -> Any:
+        """See `AbstractMethod`."""
+        return state.values.num >= THRESHOLDS["num_probes"].warn
+
+    def summarise(
+        self, operator: lx.AbstractLinearOperator, prepared: Float[Array, ""], state: Probes
+    ) -> Estimate:
+        """See `AbstractMethod`."""
+        t = traits(operator)
+        n, depth, factor = t.cols, self._depth(t), t.log_det_factor
+        rounding = n * t.eps
+        num = jnp.maximum(state.values.num, 1)
+        # one probe has no error of its own; too few are told by the verdict
+        error = jnp.where(num > 1, state.values.error, 0)
+        bias = jnp.abs(state.halves.mean - state.values.mean) if depth < n else jnp.zeros(())
         if depth == 1 < n:  # nothing to compare with
             bias = jnp.full((), jnp.inf)
         error, bias = jnp.maximum(error, rounding), jnp.maximum(bias - rounding, 0)
-        steps = self.num_probes * depth
-        # and one product to find the scale
-        spent += Products(steps + 1) if sign else Products(steps + 1, steps)
+        steps = state.values.num * depth
+        value = state.values.mean + state.slope / num + n * prepared
+        # a wrong tag is refused outside; where traced it cannot be, and is NaN
+        value = jnp.where(state.fault.code > 0, jnp.nan, value)
         return Estimate(
-            log_abs_det=factor * (jnp.mean(values) + n * log_scale),
+            log_abs_det=factor * value,
             standard_error=factor * jnp.hypot(error, bias),
-            quadrature_change=bias / error,
+            diagnostics=Quadrature(state.values.num, bias / error),
+            cost=Products(steps + 1, jnp.zeros_like(steps) if t.sign else steps),
+            fault=state.fault,
             method=f"Lanczos, {self.num_probes} probes of depth {depth}",
-            num_groups=self.num_probes,
-            factor=factor,
-            num_matvecs=spent.total,
-            num_transposed=spent.transposed,
-            num_matvecs_dense=ops.rows_columns(operator)[1],
+            num_dense=t.num_dense,
         )
 
 
-def is_definite(operator: lx.AbstractLinearOperator) -> bool:
-    """Whether the operator is tagged as definite: then one product a step is enough."""
-    return lx.is_positive_semidefinite(operator) or lx.is_negative_semidefinite(operator)
+def _basis_entries(t: Traits, depth: int) -> int:
+    """Of one probe: its basis, and the small matrices that are factorised."""
+    return depth * (t.cols if t.sign else t.cols + t.rows) + 2 * depth**2
 
 
-def transposed(operator: lx.AbstractLinearOperator) -> lx.AbstractLinearOperator:
-    """The transpose, with a sentence where there is none."""
-    try:
-        return operator.transpose()
-    except OperatorError:
-        raise
-    except Exception as error:
-        raise OperatorError(
-            "Lanczos needs products with the transpose, and JAX could not transpose the operator: "
-            "use MonteCarlo, or pass a lineax operator that has a transpose"
-        ) from error
+def _itemsize() -> int:
+    """Bytes of a number in the recurrences, which are in the widest type that is switched on."""
+    return jnp.result_type(float).itemsize
 
 
-def _sign(operator: lx.AbstractLinearOperator) -> int:
-    """1 where tagged positive semidefinite, -1 where negative, 0 where nothing is known."""
-    return int(lx.is_positive_semidefinite(operator)) or -int(is_definite(operator))
-
-
-def _start(operator, key, num_probes):
-    """The probes as columns, and the log of the operator's scale."""
-    probes = sphere.uniform(key, operator.in_size(), num_probes, operator.in_structure().dtype)
-    # A^T A squares the scale: take it out first, by the size of one of the probes' products
-    log_size = weights.log_norm(operator.mv(probes[:, 0])[:, None])[0]
-    log_scale = jax.lax.stop_gradient(jnp.where(jnp.isfinite(log_size), log_size, 0))
-    return probes.astype(float), log_scale
-
-
-def _batch(operator, num_probes: int, depth: int) -> int:
-    """Probes side by side: as many as their bases leave room for, in a few pieces to report."""
-    room = _BASIS_ENTRIES // (depth * (operator.in_size() + operator.out_size()))
-    return max(1, min(num_probes, room, max(8, -(-num_probes // 8))))
-
-
-def _traced(operator, transpose, key, num_probes, depth, sign, progress):
-    del progress
-    probes, log_scale = _start(operator, key, num_probes)
-    still = jax.tree.map(lambda x: jax.lax.stop_gradient(x) if eqx.is_array(x) else x, operator)
-    values, halves, faults, solutions = jax.lax.stop_gradient(
-        jax.lax.map(
-            lambda e: _quadrature(still, transpose, e, log_scale, depth, sign),
-            probes.T,
-            batch_size=_batch(operator, num_probes, depth),
-        )
-    )
-    images = jax.vmap(_scaled_product(operator, jnp.exp(log_scale)), in_axes=1)(probes)
-    values += operator.in_size() * _first_derivative(solutions, images)
-    return values, halves, faults, log_scale
-
-
-def _in_pieces(operator, transpose, key, num_probes, depth, sign, progress):
-    probes, log_scale = weights.guarded(_compiled_start, operator, key, num_probes)
-    batch = _batch(operator, num_probes, depth)
-    if progress:
-        progress.start(num_probes, "Lanczos")
-    results = []
-    for start in range(0, num_probes, batch):
-        piece = probes[:, start : start + batch]
-        results.append(
-            weights.guarded(
-                _compiled_quadratures, operator, transpose, piece, log_scale, depth, sign
-            )
-        )
-        if progress:
-            jax.block_until_ready(results[-1])
-            progress.advance(min(start + batch, num_probes))
-    return *(jnp.concatenate(parts) for parts in zip(*results, strict=True)), log_scale
-
-
-def _quadratures(operator, transpose, probes, log_scale, depth, sign):
-    def run(probe):
-        return _quadrature(operator, transpose, probe, log_scale, depth, sign)[:3]
-
-    return jax.vmap(run, in_axes=1)(probes)
-
-
-_compiled_start, _compiled_quadratures = eqx.filter_jit(_start), eqx.filter_jit(_quadratures)
-
-
-def _quadrature(operator, transpose, probe, log_scale, depth, sign):
+def _quadrature(operator, probe, log_scale, depth, sign):
     r"""$n\,e^\top \log|A|\,e$ at full and at half depth, how far A is from its tag, and $A^{-\top} e$."""
     n, scale = operator.in_size(), jnp.exp(log_scale)
     decompose = _tridiagonal if sign else _bidiagonal
-    nodes, solution, faults = decompose(operator, transpose, scale, depth, sign, probe)
-    # a wrong tag is refused; where traced it cannot be, and is NaN
-    wrong = jnp.any(faults > _tolerance(operator))
-    value = jnp.where(wrong, jnp.nan, nodes(depth))
-    return n * value, n * nodes(max(depth // 2, 1)), faults, solution
+    nodes, solution, faults = decompose(operator, scale, depth, sign, probe)
+    return n * nodes(depth), n * nodes(max(depth // 2, 1)), faults, solution
 
 
 @jax.custom_jvp
@@ -215,29 +241,7 @@ def _only_once_jvp(primals, tangents):
 
 
 def _tolerance(operator) -> float:
-    return 10 * float(jnp.finfo(operator.in_structure().dtype).eps) ** 0.5
-
-
-def _require_tagged_rightly(faults: np.ndarray, operator, sign: int) -> None:
-    asymmetry, other_sign = np.max(faults, axis=0)
-    tag = f"the operator is tagged {'positive' if sign > 0 else 'negative'} semidefinite, but "
-    if asymmetry > _tolerance(operator):
-        raise OperatorError(
-            f"{tag}it is not symmetric: <u, Av> and <Au, v> differ by {asymmetry:.1g} of its size; "
-            "leave the tag out"
-        )
-    if other_sign > _tolerance(operator):
-        raise OperatorError(
-            f"{tag}it has values of the other sign, {other_sign:.1g} of its size; leave the tag out"
-        )
-
-
-def _require_finite(values: np.ndarray) -> None:
-    if np.isnan(values).any():
-        raise OperatorError(
-            f"a product of probe {int(np.argmax(np.isnan(values)))} contains NaN or Inf: every "
-            "product of the operator with a finite vector must be finite"
-        )
+    return _WRONG_TAG * float(jnp.finfo(operator.in_structure().dtype).eps) ** 0.5
 
 
 def _scaled_product(operator, scale):
@@ -246,16 +250,9 @@ def _scaled_product(operator, scale):
     return lambda v: (operator.mv(v.astype(dtype)) / scale).astype(float)
 
 
-def _bidiagonal(operator, transpose, scale, depth, sign, probe):
+def _bidiagonal(operator, scale, depth, sign, probe):
     del sign
     product = _scaled_product(operator, scale)
-    if ops.host_operators(operator):
-        # matfree transposes by jax.vjp, which a callback to the host lacks: tell it how
-        forward = product
-        product = jax.custom_vjp(forward)
-        product.defvjp(
-            lambda v: (forward(v), None), lambda _, u: (_scaled_product(transpose, scale)(u),)
-        )
     result = matfree.decomp.bidiag(depth, materialize=False, reortho="full")(product, probe)
     diagonal, off = result.J_small
     behind = _behind(_exhausted(operator, diagonal, off) | (diagonal[:-1] == 0))
@@ -263,18 +260,17 @@ def _bidiagonal(operator, transpose, scale, depth, sign, probe):
 
     def nodes(d):
         matrix = jnp.diag(alphas[:d]) + jnp.diag(betas[: d - 1], 1)
-        _, values, vt = jnp.linalg.svd(matrix)
+        _, values, vt = _linalg.svd(matrix)
         return jnp.sum(vt[:, 0] ** 2 * jnp.log(values))
 
     # A (A^T A)^{-1} e = U B^{-T} e_1
     lower = jnp.diag(alphas) + jnp.diag(betas, -1)
-    y = jax.scipy.linalg.solve_triangular(lower, jnp.eye(depth)[0], lower=True)
+    y = _linalg.solve_triangular(lower, jnp.eye(depth)[0], lower=True)
     left, _ = result.Q_tall
     return nodes, y @ jnp.where(behind[:, None], 0, left), jnp.zeros(2)
 
 
-def _tridiagonal(operator, transpose, scale, depth, sign, probe):
-    del transpose
+def _tridiagonal(operator, scale, depth, sign, probe):
     # not tridiag_sym: its averaged off-diagonal hides the exact zero of an exhausted Krylov space
     decompose = matfree.decomp.hessenberg(depth, reortho="full", custom_vjp=False)
     result = decompose(_scaled_product(operator, scale), probe)
@@ -284,10 +280,10 @@ def _tridiagonal(operator, transpose, scale, depth, sign, probe):
     small = jnp.diag(diagonal) + jnp.diag(off, 1) + jnp.diag(off, -1)
 
     def nodes(d):
-        values, vectors = jnp.linalg.eigh(small[:d, :d])
+        values, vectors = _linalg.eigh(small[:d, :d])
         return jnp.sum(vectors[0] ** 2 * jnp.log(jnp.abs(values)))
 
-    y = jnp.linalg.solve(small, jnp.eye(depth)[0])
+    y = _linalg.solve(small, jnp.eye(depth)[0])
     solution = y @ jnp.where(behind[:, None], 0, jnp.asarray(result.Q_tall))
     return nodes, solution, _faults(matrix, behind, sign, _tolerance(operator))
 
@@ -299,14 +295,14 @@ def _faults(matrix, behind, sign, tolerance):
     unsure = behind | _behind(jnp.diagonal(matrix, -1) < tolerance * size)
     matrix = jnp.where(unsure | unsure[:, None], 0, matrix)
     asymmetry = jnp.max(jnp.abs(matrix - matrix.T))
-    other_sign = jnp.max(-sign * jnp.linalg.eigvalsh(matrix))
+    other_sign = jnp.max(-sign * _linalg.eigh(matrix)[0])
     return jnp.stack([asymmetry, jnp.maximum(other_sign, 0)]) / jnp.where(size > 0, size, 1)
 
 
 def _exhausted(operator, diagonal: Float[Array, " d"], off: Float[Array, " d-1"]):
     """Where the next direction is nothing but rounding; a NaN is not, and stays."""
     eps = float(jnp.finfo(operator.in_structure().dtype).eps)
-    return jnp.abs(off) <= 16 * eps * jax.lax.cummax(jnp.abs(diagonal[:-1]))
+    return jnp.abs(off) <= _EXHAUSTED * eps * jax.lax.cummax(jnp.abs(diagonal[:-1]))
 
 
 def _behind(broken: Bool[Array, " d-1"]) -> Bool[Array, " d"]:

@@ -1,30 +1,39 @@
 """The variational determinant estimator: weights from a trained proposal."""
 
-import dataclasses
 from collections.abc import Callable
 from typing import Any
 
+import equinox as eqx
 import jax
 import jax.numpy as jnp
 import lineax as lx
 from jaxtyping import Array, Float, PRNGKeyArray
 
-from determinax import flows, sphere, weights
-from determinax import operators as ops
-from determinax.estimate import Estimate
-from determinax.methods.base import AbstractMethod, require_key
-from determinax.methods.monte_carlo import check_sampling, sample
-from determinax.operators import NO_PRODUCTS, Products
-from determinax.progress import Report
-from determinax.proposals import DefensiveMixture, Proposal
+from determinax import _linalg, flows, sphere
+from determinax._keys import stream
+from determinax._linalg import log_norm
+from determinax._states import WeightSums
+from determinax.estimate import Bound, Estimate
+from determinax.methods._base import registered
+from determinax.methods._sampling import (
+    MOST_ENTRIES,
+    AbstractSampling,
+    Directions,
+    check_sampling,
+    estimate_from,
+    log_weights,
+    spent_on,
+)
+from determinax.operators import Products, Traits, traits
+from determinax.proposals import DefensiveMixture, Proposal, cast
 
 # a dense operator up to this size is factorised for a lower bound without being asked
 _FACTORISE = 512
 _LOWER_SAMPLES = 1000
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
-class Variational(AbstractMethod):
+@registered("vde")
+class Variational(AbstractSampling):
     r"""A frozen proposal $q$: $1/|\det A| = \mathbb{E}_q[\|As\|^{-n}/q(s)]$.
 
     The closer $q$ is to $q^* \propto \|As\|^{-n}$ the fewer samples are needed: one, if they are
@@ -39,27 +48,40 @@ class Variational(AbstractMethod):
     - `defensive`: the share of uniform directions mixed into $q$, which bounds the weights by
         $\max_s \|As\|^{-n}$ over it; costs one inverse of the flow a sample.
     - `solve`: $v \mapsto A^{-1}v$ of one vector, in JAX. With it (or with a dense operator up to
-        n = 512, by itself) the estimate has a `lower_bound`, from samples of $q^*$ itself.
+        n = 512, by itself) the estimate has a `lower_bound`, from up to 1000 samples of $q^*$ itself.
+
+    Memory is that of `MonteCarlo`, and what the flow keeps for as many directions.
 
     References: Passenheim and Hoogeboom (2020), arXiv:2012.13311.
     """
 
     proposal: Proposal
-    num_samples: int
-    directions: weights.Directions = "independent"
-    chunk_size: int | None = None
-    defensive: float = 0.0
-    solve: Callable | None = None
+    num_samples: int = eqx.field(static=True)
+    directions: Directions = eqx.field(static=True)
+    chunk_size: int | None = eqx.field(static=True)
+    defensive: float = eqx.field(static=True)
+    solve: Callable | None
 
-    def __post_init__(self):
-        if not isinstance(self.proposal, Proposal):
+    def __init__(
+        self,
+        proposal: Proposal,
+        num_samples: int,
+        directions: Directions = "independent",
+        chunk_size: int | None = None,
+        defensive: float = 0.0,
+        solve: Callable | None = None,
+    ):
+        if not isinstance(proposal, Proposal):
             raise TypeError(
                 "proposal is a Proposal, such as fit(...).proposal, "
-                f"not a {type(self.proposal).__name__}"
+                f"not a {type(proposal).__name__}"
             )
-        if not 0 <= self.defensive < 1:
-            raise ValueError(f"defensive is a share from 0 to below 1, not {self.defensive!r}")
-        check_sampling(self)
+        if not 0 <= defensive < 1:
+            raise ValueError(f"defensive is a share from 0 to below 1, not {defensive!r}")
+        self.num_samples, self.directions, self.chunk_size = check_sampling(
+            num_samples, directions, chunk_size
+        )
+        self.proposal, self.defensive, self.solve = proposal, float(defensive), solve
 
     @classmethod
     def from_preconditioner(
@@ -84,57 +106,78 @@ class Variational(AbstractMethod):
         factor = flows.Preconditioner(matvec, log_abs_det, n, inverse)
         return cls(Proposal(flows.ProjectiveLinear(factor)), num_samples, **options)
 
-    def estimate(
-        self,
-        operator: lx.AbstractLinearOperator,
-        key: PRNGKeyArray | None,
-        *,
-        spent: Products = NO_PRODUCTS,
-        progress: Report | None = None,
-    ) -> Estimate:
-        """Stream the weights of the proposal and sum them up."""
-        proposal = self.sampled(operator)
-        main_key, lower_key = self.keys(key)
-        solve = self.solve or (_dense_solve(operator) if _has_density(self.proposal) else None)
-        lower = {}
-        if solve is not None:
-            num = min(self.num_samples, _LOWER_SAMPLES)
-            log_w = _optimal_log_weights(operator, proposal, solve, lower_key, num)
-            spent += Products(num)
-            factor = ops.log_det_factor(operator)
-            lower = {
-                "lower_bound": -factor * jnp.mean(log_w),
-                # of one sample there is none
-                "lower_bound_standard_error": factor * jnp.std(log_w) / (num - 1) ** 0.5
-                if num > 1
-                else jnp.full((), jnp.nan, log_w.dtype),
-            }
-        estimate = sample(
-            operator,
-            main_key,
-            self,
-            name="variational",
-            proposal=proposal,
-            spent=spent,
-            progress=progress,
-        )
-        is_linear = isinstance(getattr(self.proposal, "flow", None), flows.ProjectiveLinear)
-        return dataclasses.replace(estimate, is_linear=is_linear, **lower)
-
-    def sampled(self, operator: lx.AbstractLinearOperator) -> Proposal | DefensiveMixture:
-        """What directions are drawn from, seen to be of the operator's dimension."""
+    def require(self, operator: lx.AbstractLinearOperator, key: PRNGKeyArray | None) -> None:
+        """See `AbstractMethod`."""
+        super().require(operator, key)
         if self.proposal.n != operator.in_size():
             raise ValueError(
                 f"the proposal lives in {self.proposal.n} dimensions and the operator takes "
                 f"vectors of {operator.in_size()}: fit a proposal to this operator"
             )
-        return DefensiveMixture(self.proposal, self.defensive) if self.defensive else self.proposal
 
-    @staticmethod
-    def keys(key: PRNGKeyArray | None) -> tuple[PRNGKeyArray, PRNGKeyArray]:
-        """The key of the weights, and that of the lower bound."""
-        first, second = jax.random.split(require_key(key, "Variational"))
-        return first, second
+    def cost(self, traits: Traits) -> Products:
+        """See `AbstractMethod`."""
+        lower = self._num_lower(traits) if self._has_solve(traits) else 0
+        return super().cost(traits) + Products(lower)
+
+    def prepare(
+        self, operator: lx.AbstractLinearOperator, key: PRNGKeyArray | None
+    ) -> Bound | None:
+        """The lower bound, where solves give one."""
+        t = traits(operator)
+        if not self._has_solve(t):
+            return None
+        solve, num = self.solve or _dense_solve(operator), self._num_lower(t)
+        own = stream(key, "lower bound")
+        log_w = _optimal_log_weights(operator, self._sampled(t), solve, own, num)
+        f = t.log_det_factor
+        # of one sample there is no error
+        error = (
+            f * jnp.std(log_w) / (num - 1) ** 0.5 if num > 1 else jnp.full_like(log_w[0], jnp.nan)
+        )
+        return Bound(-f * jnp.mean(log_w), error)
+
+    def propose(
+        self, z: Float[Array, "n num"], key: PRNGKeyArray
+    ) -> tuple[Float[Array, "n num"], Float[Array, " num"]]:
+        """See `AbstractSampling`."""
+        return self._mixed(cast(self.proposal, z.dtype)).push(z, key)
+
+    def summarise(
+        self, operator: lx.AbstractLinearOperator, prepared: Bound | None, state: WeightSums
+    ) -> Estimate:
+        """See `AbstractMethod`."""
+        t = traits(operator)
+        groups = self.groups(t)
+        estimate = estimate_from(
+            state,
+            t,
+            group_size=groups.size,
+            num_tail=len(state.tail) - 1,
+            is_linear=self.proposal.flow.is_linear,
+            name=f"variational, {groups.num_samples:,} {self.directions}",
+            cost=spent_on(state, groups.size),
+        )
+        if prepared is None:
+            return estimate
+        bounds = eqx.tree_at(
+            lambda b: b.lower, estimate.bounds, prepared, is_leaf=lambda x: x is None
+        )
+        return estimate.replace(bounds=bounds, cost=estimate.cost + Products(self._num_lower(t)))
+
+    def _num_lower(self, t: Traits) -> int:
+        """Samples of the lower bound, all in memory at a time."""
+        return min(self.num_samples, _LOWER_SAMPLES, max(2, MOST_ENTRIES // t.cols))
+
+    def _has_solve(self, t: Traits) -> bool:
+        small = t.is_dense and t.rows == t.cols <= _FACTORISE and not t.is_complex
+        return self.solve is not None or (small and _has_density(self.proposal))
+
+    def _sampled(self, t: Traits) -> Proposal | DefensiveMixture:
+        return self._mixed(cast(self.proposal, t.dtype))
+
+    def _mixed(self, proposal: Proposal) -> Proposal | DefensiveMixture:
+        return DefensiveMixture(proposal, self.defensive) if self.defensive else proposal
 
 
 def _has_density(proposal: Proposal) -> bool:
@@ -143,13 +186,11 @@ def _has_density(proposal: Proposal) -> bool:
     return not (isinstance(factor, flows.Preconditioner) and factor.inverse is None)
 
 
-def _dense_solve(operator: lx.AbstractLinearOperator) -> Callable | None:
-    """Solves with a small dense square operator, by LU; None for any other."""
-    small = isinstance(operator, lx.MatrixLinearOperator) and operator.in_size() <= _FACTORISE
-    if not small or operator.in_size() != operator.out_size():
-        return None
-    factors = jax.scipy.linalg.lu_factor(operator.as_matrix())
-    return lambda v: jax.scipy.linalg.lu_solve(factors, v)
+def _dense_solve(operator: lx.AbstractLinearOperator) -> Callable[[Array], Array]:
+    """Solves with a small dense square operator, by LU."""
+    matrix = operator.as_matrix()
+    factors = _linalg.lu_factor(matrix)
+    return lambda v: _linalg.solve(matrix, v, factors)
 
 
 def _optimal_log_weights(
@@ -160,7 +201,7 @@ def _optimal_log_weights(
     num: int,
 ) -> Float[Array, " num"]:
     r"""Log-weights at samples $A^{-1}z/\|A^{-1}z\|$ of $q^*$: there the mean of $-\log w$ is below."""
-    n, dtype = operator.in_size(), operator.in_structure().dtype
-    z = jax.vmap(solve, in_axes=-1, out_axes=-1)(sphere.uniform(key, n, num, dtype))
-    points = z / jnp.exp(weights.log_norm(z))
-    return weights.log_weights(operator, points, proposal.log_density_columns(points))
+    t = traits(operator)
+    z = jax.vmap(solve, in_axes=-1, out_axes=-1)(sphere.uniform(key, t.cols, num, t.dtype))
+    points = z / jnp.exp(log_norm(z))
+    return log_weights(operator, points, proposal.log_density_columns(points))

@@ -8,13 +8,13 @@ import jax.numpy as jnp
 import lineax as lx
 from jaxtyping import Array, Float, PRNGKeyArray
 
+from determinax._checks import require_key, whole_number
+from determinax._keys import stream
+from determinax.api import log_volume
 from determinax.estimate import Estimate
-from determinax.methods.api import log_volume
-from determinax.methods.base import require_key, whole_number
-from determinax.methods.monte_carlo import MonteCarlo
-from determinax.methods.variational import Variational
+from determinax.methods import Directions, MonteCarlo, Variational, default_chunk_size
+from determinax.operators import Traits
 from determinax.proposals import Proposal
-from determinax.weights import Directions
 
 
 def jacobian_log_abs_det(
@@ -42,6 +42,9 @@ def jacobian_log_abs_det(
     - `num_samples`, `directions`: for each x, as in `Variational`. One sample has no error bar, and
         its expectation is above $\log|\det J|$ by the divergence $\mathrm{KL}(q\,\|\,q^*)$, about half the
         variance of the log-weights.
+
+    Memory is four times the directions of all x that run at a time, up to 2^26 numbers of them, or
+    one direction (with frames one frame) for each x.
     """
     x = jnp.asarray(x)
     if x.ndim not in (1, 2) or not jnp.issubdtype(x.dtype, jnp.floating):
@@ -73,15 +76,21 @@ def require_context(proposal: Proposal, n: int) -> None:
 
 @eqx.filter_jit
 def _estimate(f, x, proposal: Proposal | None, key, num_samples: int, directions):
+    batch = 1 if x.ndim == 1 else len(x)
+
     def one(x, key):
         operator = lx.JacobianLinearOperator(lambda x, _: f(x), x)
+        m, n = operator.out_size(), operator.in_size()
+        chunk_size = default_chunk_size(Traits(m, n, x.dtype), batch)
         if proposal is None:
-            method = MonteCarlo(num_samples, directions)
+            method = MonteCarlo(num_samples, directions, chunk_size)
         else:
             known = proposal.given(x) if proposal.flow.context_size else proposal
-            method = Variational(known, num_samples, directions)
+            method = Variational(known, num_samples, directions, chunk_size)
+        method.require_memory(Traits(m, n, x.dtype), batch)
         return log_volume(operator, method, key=key)
 
     if x.ndim == 1:
         return one(x, key)
-    return jax.vmap(one)(x, jax.random.split(key, len(x)))
+    keys = jax.vmap(lambda i: stream(key, "points", i))(jnp.arange(batch))
+    return jax.vmap(one)(x, keys)
