@@ -10,8 +10,8 @@ import scipy.sparse.linalg
 from registry import near_isometry, triangular
 
 import determinax as dx
-from determinax import Proposal, Tracker, flows, sphere, weights
-from determinax.training.natural import tracking_update
+from determinax import Proposal, Tracker, flows, methods, sphere
+from determinax.training.broyden import tracking_update
 
 KEY = jax.random.key(0)
 N = 16
@@ -66,7 +66,7 @@ def test_the_estimate_is_of_the_frozen_proposal():
     step = jax.jit(lambda key: tracker.step(jnp.asarray(a), key, 4)[1].log_abs_det)
     z = sphere.frame(KEY, N, 4)
     points, log_q = tracker.proposal.push(z)
-    log_w = weights.log_weights(dx.as_operator(a), points, log_q)
+    log_w = methods.log_weights(dx.as_operator(a), points, log_q)
     np.testing.assert_allclose(step(KEY), np.log(4) - jax.nn.logsumexp(log_w), rtol=1e-12)
     w = np.exp(-jax.lax.map(step, jax.random.split(KEY, 2000)) + np.linalg.slogdet(a)[1])
     assert abs(w.mean() - 1) < 4 * w.std() / 2000**0.5 < 0.05

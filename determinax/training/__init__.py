@@ -1,14 +1,18 @@
-"""Training: a loss, a flow and an optimiser become a `Fit`."""
+"""Training: a fitter takes steps, one loop runs it, and a `Fit` comes out."""
 
+from determinax.training._base import AbstractFitter, Fit, FitInterrupted, Record
+from determinax.training._loop import run
 from determinax.training.densities import divergence, fit_density, fit_samples
-from determinax.training.jacobian import fit_jacobian
-from determinax.training.loop import Fit, train
-from determinax.training.natural import fit_linear
-from determinax.training.objectives import fit
+from determinax.training.gradients import fit, train
+from determinax.training.jacobians import fit_jacobian
+from determinax.training.linear import fit_linear
 from determinax.training.tracker import Tracker
 
 __all__ = [
+    "AbstractFitter",
     "Fit",
+    "FitInterrupted",
+    "Record",
     "Tracker",
     "divergence",
     "fit",
@@ -16,5 +20,6 @@ __all__ = [
     "fit_jacobian",
     "fit_linear",
     "fit_samples",
+    "run",
     "train",
 ]

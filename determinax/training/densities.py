@@ -3,14 +3,19 @@
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
+import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 from jaxtyping import Array, ArrayLike, Float, PRNGKeyArray
 
+from determinax import sphere
+from determinax._checks import whole_number
 from determinax.flows import AbstractSphereMap
 from determinax.proposals import Proposal
-from determinax.training.loop import Fit, require_batch, train
+from determinax.training._base import Fit
+from determinax.training.gradients import train
 
 LogDensity = Callable[[Float[Array, " n"]], Float[Array, ""]]
 
@@ -22,7 +27,7 @@ def fit_density(
     key: PRNGKeyArray,
     steps: int,
     batch_size: int = 256,
-    learning_rate: Any = 1e-3,
+    learning_rate: float | optax.Schedule | None = None,
     **options: Any,
 ) -> Fit:
     r"""Fit a flow to an unnormalised density by the reverse divergence $\mathrm{KL}(q\,\|\,p)$.
@@ -31,23 +36,24 @@ def fit_density(
 
     - `log_density`: the log-density at one point `(n,)` of the sphere, up to a constant, in JAX.
     - `flow`: where to start; see `determinax.flows` for recipes.
-    - `steps`, `batch_size`, `learning_rate` (a number or an optax schedule), `optimiser`
-        (`optax.adam` by default), `progress`: as usual.
+    - `steps`, `batch_size`, `learning_rate` (of Adam, 1e-3 by default; a number or an optax
+        schedule), `optimiser` (an `optax.GradientTransformation` instead), `progress`: as usual.
 
     The loss in the history is $\mathbb{E}_q[\log q - \log p]$, which is the divergence minus the log
     of p's normaliser (relative to the uniform measure).
     """
-    require_batch(batch_size)
-    target = jax.vmap(log_density, in_axes=-1)
+    batch_size = whole_number(batch_size, "batch_size", least=2)
     _require_scalar(log_density, flow)
-
-    def loss(flow, key):
-        points, log_q = Proposal(flow).sample_columns(key, batch_size)
-        log_w = target(points) - log_q
-        return -jnp.mean(log_w), jax.lax.stop_gradient(log_w)
-
-    options = {"what": "fitting a density", **options}
-    return train(loss, flow, key=key, steps=steps, learning_rate=learning_rate, **options)
+    loss = _ReverseDivergence(log_density, batch_size)
+    return train(
+        loss,
+        flow,
+        key=key,
+        steps=steps,
+        learning_rate=learning_rate,
+        what="fitting a density",
+        **options,
+    )
 
 
 def fit_samples(
@@ -57,25 +63,52 @@ def fit_samples(
     key: PRNGKeyArray,
     steps: int,
     batch_size: int = 256,
-    learning_rate: Any = 1e-3,
+    learning_rate: float | optax.Schedule | None = None,
     **options: Any,
 ) -> Fit:
     r"""Fit a flow to data on the sphere, one unit vector a row, by maximum likelihood.
 
-    The loss is the mean of $-\log q$ over a random batch; the effective sample size in the history
-    is that of weights $1/q$, which says how far from uniform the data are, not how good the fit is.
-    The other arguments are those of `fit_density`.
+    The loss is the mean of $-\log q$ over a random batch, so minus the loss is the mean log-density of
+    the data, in nats relative to the uniform law: that judges a fit. The effective sample size in the
+    history is that of weights $1/q$, which says how far from uniform the data are, not how good the
+    fit is. The other arguments are those of `fit_density`.
     """
-    require_batch(batch_size)
-    data = _unit_vectors(points, flow.n)
+    batch_size = whole_number(batch_size, "batch_size", least=2)
+    loss = _NegativeLikelihood(_unit_vectors(points, flow.n), batch_size)
+    return train(
+        loss,
+        flow,
+        key=key,
+        steps=steps,
+        learning_rate=learning_rate,
+        what="fitting data",
+        to_data=True,
+        **options,
+    )
 
-    def loss(flow, key):
-        chosen = jax.random.randint(key, (batch_size,), 0, data.shape[1])
-        log_q = Proposal(flow).log_density_columns(data[:, chosen])
+
+class _ReverseDivergence(eqx.Module):
+    """Of a flow from a density, up to a constant, on a batch of the flow's own points."""
+
+    log_density: LogDensity
+    batch_size: int = eqx.field(static=True)
+
+    def __call__(self, flow: AbstractSphereMap, key: PRNGKeyArray) -> tuple[Array, Array]:
+        points, log_q = Proposal(flow).sample_columns(key, self.batch_size)
+        log_w = jax.vmap(self.log_density, in_axes=-1)(points) - log_q
+        return -jnp.mean(log_w), jax.lax.stop_gradient(log_w)
+
+
+class _NegativeLikelihood(eqx.Module):
+    """Of a random batch of data."""
+
+    data: Float[Array, "n num"]
+    batch_size: int = eqx.field(static=True)
+
+    def __call__(self, flow: AbstractSphereMap, key: PRNGKeyArray) -> tuple[Array, Array]:
+        chosen = jax.random.randint(key, (self.batch_size,), 0, self.data.shape[1])
+        log_q = Proposal(flow).log_density_columns(self.data[:, chosen])
         return -jnp.mean(log_q), jax.lax.stop_gradient(-log_q)
-
-    options = {"what": "fitting data", **options}
-    return train(loss, flow, key=key, steps=steps, learning_rate=learning_rate, **options)
 
 
 class Divergence(NamedTuple):
@@ -120,13 +153,9 @@ def _require_scalar(log_density: LogDensity, flow: AbstractSphereMap) -> None:
 
 
 def _unit_vectors(points: ArrayLike, n: int) -> Float[Array, "n num"]:
-    data = jnp.asarray(points)
-    if data.ndim != 2 or data.shape[1] != n or data.shape[0] == 0:
-        raise ValueError(f"points of shape {data.shape} are not rows in {n} dimensions")
-    norms = jnp.linalg.norm(data, axis=1)
-    if not bool(jnp.all(jnp.abs(norms - 1) < 1e-3)):
-        worst = int(jnp.argmax(jnp.abs(norms - 1)))
+    data = sphere.unit_rows(points, n)
+    if data.ndim != 2 or len(data) == 0:
         raise ValueError(
-            f"point {worst} has norm {float(norms[worst]):.4g}: every point must have norm 1"
+            f"points of shape {data.shape} are not rows in {n} dimensions: pass one a row (num, {n})"
         )
-    return (data / norms[:, None]).T
+    return (data / jnp.linalg.norm(data, axis=1, keepdims=True)).T

@@ -9,17 +9,21 @@ import lineax as lx
 import optax
 from jaxtyping import Array, Float, Int, PRNGKeyArray
 
-from determinax import flows, sphere, verdict, weights
-from determinax import moments as mo
+from determinax import _shell, flows, sphere
 from determinax import operators as ops
-from determinax.estimate import Estimate
+from determinax._checks import require_key, whole_number
+from determinax._diagnostics import EQUAL_WEIGHTS, Pooled
+from determinax._linalg import held, log_norm
+from determinax._states import log_mean_exp
+from determinax.estimate import Bound, Bounds, Estimate
 from determinax.flows import trainable
-from determinax.methods.base import require_key, whole_number
-from determinax.operators import Products
-from determinax.proposals import Proposal
-from determinax.training.loop import Fit, State, take_step
-from determinax.training.natural import tracking_update
-from determinax.training.objectives import held, objective, product_with
+from determinax.operators import Products, columns, traits
+from determinax.proposals import Proposal, cast
+from determinax.training._base import Fit
+from determinax.training._optimisers import chosen
+from determinax.training.broyden import tracking_update
+from determinax.training.gradients import GradientFitter, State, objective, product_with
+from determinax.training.secant import require_memory
 
 # steps over which the spread of log-weights is pooled: it changes no faster than the proposal
 _MEMORY = 32
@@ -32,10 +36,11 @@ class Tracker(eqx.Module):
     mean is $1/|\det A|$ without bias, and then updates the proposal from the very same products:
 
     - a dense M, as `fit_linear` gives it: by linear algebra, on an orthonormal frame of k directions,
-        with forward products only and O(n^2 k) beside them. While $M \approx A^{-1}$ up to scale (as
-        after `fit_linear` with full frames, the default) by Broyden's update, which takes a share k/n
-        of what M misses; once that is lost, by the secant update, slower, and turned towards
-        $A^{-1}$. Where the verdict stays bad, call `fit_linear` again.
+        with forward products only, O(n^2 k) beside them, and the memory of `fit_linear`. While
+        $M \approx A^{-1}$ up to scale (as after `fit_linear` with full frames, the default) by
+        Broyden's update, which takes a share k/n of what M misses; once that is lost, by the secant
+        update, slower, and turned towards $A^{-1}$. Where the verdict stays bad, call `fit_linear`
+        again.
     - any other flow: one step of `optimiser` on the path (or total) gradient of the divergence; half
         of the products are with the transpose.
 
@@ -46,7 +51,7 @@ class Tracker(eqx.Module):
     log-weights within frames is pooled over about 32 steps, and is never taken smaller than that of
     the frame itself, so that a jump of the operator shows at once; `standard_error` is this spread
     over $\sqrt{k}$. It presumes that the proposal is about as good as it lately was. The first steps
-    have too few draws to judge, and the verdict says so (`Estimate.num_pooled`).
+    have too few draws to judge, and the verdict says so (`Estimate.diagnostics.num_draws`).
 
     **Arguments:**
 
@@ -97,8 +102,8 @@ class Tracker(eqx.Module):
                     "a dense M is updated by linear algebra: leave the optimiser out, or use "
                     "flows.Triangular, which is trained by gradients"
                 )
-        elif optimiser is None:
-            optimiser = optax.adam(1e-3)
+        else:
+            optimiser = chosen(optimiser, None)
         parameters, _ = eqx.partition(proposal.flow, trainable(proposal.flow))
         if optimiser is not None and not jax.tree.leaves(parameters):
             raise ValueError(
@@ -128,7 +133,8 @@ class Tracker(eqx.Module):
         - `num_matvecs`: products to spend, transposed ones included: as many directions with a dense
             M, half as many with a flow that is trained by gradients.
         """
-        entered, _ = ops.admit(operator, example, check_linear=False)
+        admitted = ops.admit(operator, example, check_linear=False)
+        entered = admitted.operator
         ops.require_not_wide(entered)
         if self.proposal.n != entered.in_size():
             raise ValueError(
@@ -144,8 +150,14 @@ class Tracker(eqx.Module):
                 "a flow is tracked by gradients, which need products with the transpose: give the "
                 "operator one, or track a dense M, as fit_linear gives it",
             )
-        run = _step if ops.is_traced((self, entered, key)) else _compiled_step
-        return weights.guarded(run, entered, transpose, self, key, products)
+        tracker = self.cast(entered.in_structure().dtype)
+        run = _step if _shell.is_staged(self, entered, key) else _compiled_step
+        tracker, estimate = _shell.guarded(entered, run, entered, transpose, tracker, key, products)
+        return tracker, _shell.charged(estimate, admitted.spent)
+
+    def cast(self, dtype: Any) -> "Tracker":
+        """The same tracker in the dtype of the operator that it follows."""
+        return eqx.tree_at(lambda t: t.proposal, self, cast(self.proposal, dtype))
 
     def _products(self, operator: lx.AbstractLinearOperator, num_matvecs: int) -> Products:
         num = whole_number(num_matvecs, "num_matvecs", least=2 if self.optimiser is None else 4)
@@ -155,6 +167,7 @@ class Tracker(eqx.Module):
             raise ValueError(
                 f"num_matvecs is at most n = {operator.in_size()}, not {num}: n of them give A"
             )
+        require_memory(operator, num, "Tracker")
         return Products(num)
 
 
@@ -210,42 +223,41 @@ def _follow_by_gradients(operator, transpose, tracker: Tracker, key, num: int):
     points, log_q = held(tracker.proposal).sample_columns(key, num)
     dtype = operator.in_structure().dtype
     points, log_q = points.astype(dtype), log_q.astype(dtype)
-    images = ops.columns(operator, points)
-    log_w = -points.shape[0] * weights.log_norm(images) - log_q
+    images = columns(operator, points)
+    log_w = -points.shape[0] * log_norm(images) - log_q
     product = product_with(*held((operator, transpose, images)))
-
-    def loss(flow, key):
-        return objective(flow, key, num, product, tracker.gradient)
-
-    flow = held(tracker.proposal.flow)
-    parameters, static = eqx.partition(flow, trainable(flow))
-    state = State(parameters, tracker.optimiser_state)
-    state, _ = take_step(loss, tracker.optimiser, static, state, key)
-    return Proposal(eqx.combine(state.parameters, static)), state.optimiser, log_w
+    optimiser = tracker.optimiser
+    assert optimiser is not None
+    fitter = GradientFitter(
+        loss=lambda flow, key: objective(flow, key, num, product, tracker.gradient),
+        start=held(tracker.proposal.flow),
+        optimiser=optimiser,
+        tolerance=0.0,
+        per_step=Products(num, num),
+        what="tracking",
+        is_to_data=False,
+    )
+    state = State(fitter.init().parameters, tracker.optimiser_state)
+    state, _ = fitter.step(state, key, tracker.num_steps)
+    return fitter.proposal(state), state.optimiser, log_w
 
 
 def _estimate(operator, log_w, variance, freedom, products: Products) -> Estimate:
-    factor, num = ops.log_det_factor(operator), len(log_w)
-    value = -factor * mo.log_mean_exp(log_w, axis=0)
-    error = factor * jnp.sqrt(variance / num)
-    rounding = verdict.EQUAL_WEIGHTS * operator.in_size() * float(jnp.finfo(log_w.dtype).eps)
+    t, num = traits(operator), len(log_w)
+    value = -t.log_det_factor * log_mean_exp(log_w)
+    error = t.log_det_factor * jnp.sqrt(variance / num)
+    rounding = EQUAL_WEIGHTS * t.cols * t.eps
+    kl = Bound(-t.log_det_factor * jnp.mean(log_w), error)
+    slack = jnp.asarray(t.log_det_factor, log_w.dtype)
     return Estimate(
         log_abs_det=value,
         standard_error=jnp.maximum(error, rounding),
-        kl_bound=-factor * jnp.mean(log_w),
-        kl_bound_standard_error=error,
-        importance_bound=value,
-        importance_bound_standard_error=error,
-        spread=jnp.sqrt(variance),
-        num_pooled=freedom,
+        diagnostics=Pooled(freedom, jnp.sqrt(variance)),
+        cost=products,
+        bounds=Bounds(kl=kl, importance=Bound(value, error), slack=slack),
         method=f"tracker, {num:,} directions a step",
-        num_matvecs=products.total,
-        num_transposed=products.transposed,
-        num_matvecs_dense=ops.rows_columns(operator)[1],
-        num_groups=1,
-        num_batches=1,
-        factor=factor,
-    )
+        num_dense=t.num_dense,
+    ).judged()
 
 
 def _dense_factor(proposal: Proposal) -> flows.Dense | None:

@@ -9,13 +9,15 @@ import jax.numpy as jnp
 import optax
 from jaxtyping import Array, Float, PRNGKeyArray
 
+from determinax._checks import whole_number
+from determinax._keys import stream
 from determinax.flows import AbstractSphereMap
-from determinax.methods.base import whole_number
-from determinax.methods.jacobian import require_context
+from determinax.jacobians import require_context
 from determinax.operators import OperatorError, Products
 from determinax.proposals import Proposal
-from determinax.training.loop import Fit, train
-from determinax.training.objectives import default_schedule, objective
+from determinax.training._base import Fit
+from determinax.training._optimisers import warm_cosine
+from determinax.training.gradients import objective, train
 
 
 def fit_jacobian(
@@ -29,6 +31,7 @@ def fit_jacobian(
     num_directions: int = 1,
     learning_rate: float | optax.Schedule | None = None,
     gradient: Literal["path", "total"] = "path",
+    optimiser: optax.GradientTransformation | None = None,
     **options: Any,
 ) -> Fit:
     r"""Train an amortised proposal $q(s\,|\,x)$ for $|\det J(x)|$ of $f$ over a distribution of x.
@@ -68,14 +71,18 @@ def fit_jacobian(
             f"gives one vector of {flow.n} or more"
         )
     num = batch_size * num_directions
+    if learning_rate is None and optimiser is None:
+        learning_rate = warm_cosine(whole_number(steps, "steps"))
     return train(
         JacobianObjective(f, sample_x, gradient, batch_size, num_directions),
         flow,
         key=key,
         steps=steps,
-        learning_rate=default_schedule(steps) if learning_rate is None else learning_rate,
+        learning_rate=learning_rate,
+        optimiser=optimiser,
         products=Products(num, num),
-        **{"what": f"fitting a proposal for Jacobians ({gradient} gradients)", **options},
+        what=f"fitting a proposal for Jacobians ({gradient} gradients)",
+        **options,
     )
 
 
@@ -92,15 +99,16 @@ class JacobianObjective(eqx.Module):
         self, flow: AbstractSphereMap, key: PRNGKeyArray
     ) -> tuple[Float[Array, ""], Float[Array, " batch"]]:
         """Minus the mean log-weight, and the log-weights, about the mean of each x if it has several."""
-        x_key, s_key = jax.random.split(key)
-        x = self.sample_x(x_key, self.batch_size)
+        x = self.sample_x(stream(key, "points"), self.batch_size)
         x = jnp.repeat(x, self.num_directions, axis=0).T
 
         def product(points):
             return jax.vmap(self._product, in_axes=-1, out_axes=-1)(x, points.astype(x.dtype))
 
         context = x if flow.context_size else None
-        value, log_w = objective(flow, s_key, x.shape[1], product, self.gradient, context)
+        value, log_w = objective(
+            flow, stream(key, "directions"), x.shape[1], product, self.gradient, context
+        )
         if self.num_directions > 1:
             groups = log_w.reshape(self.batch_size, self.num_directions)
             freedom = (1 - 1 / self.num_directions) ** 0.5  # of deviations from their own mean

@@ -1,0 +1,192 @@
+"""The one loop over steps: compiled pieces, progress between them, history, checkpoints, interrupts."""
+
+import os
+import pathlib
+import time
+from typing import Any
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import PRNGKeyArray
+
+from determinax import _checkpoint, _shell
+from determinax._checks import whole_number
+from determinax._interrupts import before_leaving, check, heeded
+from determinax._keys import stream
+from determinax.operators import NO_PRODUCTS, Products
+from determinax.progress import reporting
+from determinax.storage import StorageError
+from determinax.training._base import AbstractFitter, Fit, FitInterrupted, History, Record
+
+# steps of a piece at most: the length of the records' buffers on the device; whether a fit has
+# converged or stalled is looked at after so many
+CHUNK = 100
+# seconds that a piece should take: the bar moves so often, and an interrupt waits no longer
+_PIECE_SECONDS = 0.5
+_DTYPES = {"finite": bool}
+
+
+@heeded()
+def run(
+    fitter: AbstractFitter,
+    *,
+    key: PRNGKeyArray,
+    steps: int,
+    spent: Products = NO_PRODUCTS,
+    checkpoint: str | os.PathLike[str] | None = None,
+    checkpoint_every: int = 1000,
+    resume: bool = False,
+    progress: bool | None = None,
+) -> Fit:
+    """Take up to `steps` steps of a fitter. Step `i` draws from key `i` of the stream "steps".
+
+    With `checkpoint`, a file is written every `checkpoint_every` steps, every half minute and on an
+    interrupt, and the one before it is kept; with `resume`, a run that was killed goes on from there
+    and ends with the very bits of one that was not. `spent` products went before.
+
+    Ctrl-C ends it with `FitInterrupted`, whose `fit` has what was trained.
+    """
+    steps = whole_number(steps, "steps")
+    every = whole_number(checkpoint_every, "checkpoint_every")
+    if resume and checkpoint is None:
+        raise ValueError("resume needs the checkpoint file to resume from: pass checkpoint=")
+    path = None if checkpoint is None else pathlib.Path(checkpoint)
+    with reporting(progress) as report:
+        if report:
+            report.working(f"compiling: {fitter.what}")
+        return _Run(fitter, key, steps, spent, path, every, resume).finish(report)
+
+
+def paced(num_steps: int, seconds: float) -> int:
+    """How many steps to take before the next look at the clock, after so many in so many seconds."""
+    return max(1, min(2 * num_steps, int(num_steps * _PIECE_SECONDS / max(seconds, 1e-9))))
+
+
+class _Run:
+    """A fit under way; state and history are replaced together, so that half of them is never seen."""
+
+    def __init__(self, fitter, key, steps, spent, path, every, resume):
+        self.fitter, self.key, self.steps, self.spent = fitter, key, steps, spent
+        history = {name: np.zeros(0, _DTYPES.get(name, float)) for name in Record._fields}
+        self.reached: tuple[Any, History] = fitter.init(), history
+        identity, seconds = "", 0.0
+        if path is not None:
+            identity = _checkpoint.fingerprint(fitter, key, steps)
+            found = _checkpoint.read(path, identity, self.reached[0]) if resume else None
+            if found is not None:
+                self._require_same_start(found.history, path)
+                self.reached, seconds = (found.state, found.history), found.seconds
+        self.started = time.perf_counter() - seconds
+        self.keeper = _checkpoint.Keeper(path, identity, self.started, self.done, every)
+
+    @property
+    def done(self) -> int:
+        """Steps that were taken, or tried."""
+        return len(self.reached[1]["loss"])
+
+    def finish(self, report) -> Fit:
+        """Take the steps that are left."""
+        pace, counting = 1, False
+        with before_leaving(lambda: self.keeper.write(self.done, *self.reached)):
+            try:
+                while not self._is_over():
+                    check()
+                    began, done = time.perf_counter(), self.done
+                    # looked at after whole chunks, whatever the pace
+                    stop = min(done + pace, done - done % CHUNK + CHUNK, self.steps)
+                    self._advance(done, stop)
+                    pace = paced(stop - done, time.perf_counter() - began)
+                    self.fitter.require_finite(self.reached[1], self.steps)
+                    is_last = self.done == self.steps
+                    self.keeper.write_if_due(self.done, *self.reached, is_last=is_last)
+                    if report:
+                        if not counting:
+                            report.start(self.steps, self.fitter.what)
+                            counting = True
+                        report.advance(self.done, self._note())
+            except KeyboardInterrupt as interrupt:
+                raise self._interrupted() from interrupt
+        return self.fit()
+
+    def fit(self) -> Fit:
+        """What was fitted so far."""
+        state, history = self.reached
+        step = self.fitter.products()
+        spent = self.spent + Products(self.done * step.forward, self.done * step.transposed)
+        return Fit(
+            proposal=self.fitter.proposal(state),
+            history=history,
+            num_skipped=int(np.sum(np.logical_not(history["finite"]))),
+            seconds=time.perf_counter() - self.started,
+            num_matvecs=spent.total,
+            num_transposed=spent.transposed,
+            converged=self.done > 0 and self.fitter.has_converged(state, history),
+            to_data=self.fitter.to_data,
+        )
+
+    def _is_over(self) -> bool:
+        state, history = self.reached
+        if self.done >= self.steps or bool(self.fitter.is_done(state)):
+            return True
+        is_due = self.done > 0 and self.done % CHUNK == 0
+        return is_due and (
+            self.fitter.has_converged(state, history) or self.fitter.has_stalled(history)
+        )
+
+    def _advance(self, done: int, stop: int) -> None:
+        state, history = self.reached
+        bounds = jnp.asarray(done), jnp.asarray(stop)
+        end, state, records = _shell.guarded(
+            self.fitter, _steps, self.fitter, state, self.key, *bounds
+        )
+        num = int(end) - done
+        self.reached = (
+            state,
+            {
+                name: np.concatenate([history[name], np.asarray(getattr(records, name))[:num]])
+                for name in Record._fields
+            },
+        )
+
+    def _note(self) -> str:
+        return self.fitter.note(self.reached[1], self.done * self.fitter.products().total)
+
+    def _interrupted(self) -> FitInterrupted:
+        error = FitInterrupted(self.fit())
+        try:
+            self.keeper.write(self.done, *self.reached)
+        except StorageError as failure:
+            error.add_note(str(failure))
+        return error
+
+    def _require_same_start(self, history: History, path: pathlib.Path) -> None:
+        """The first step's loss again: what a function computes tells more than how it is written."""
+        args = self.fitter, self.reached[0], self.key, jnp.asarray(0), jnp.asarray(1)
+        again = float(_shell.guarded(self.fitter, _steps, *args)[2].loss[0])
+        self.spent = self.spent + self.fitter.products()
+        if not np.isclose(again, history["loss"][0], rtol=1e-4, atol=1e-4, equal_nan=True):
+            raise StorageError(
+                f"{path}: of another run (its first loss was {history['loss'][0]:.6g}, and here it is "
+                f"{again:.6g}): delete it, or give this run a file of its own"
+            )
+
+
+@eqx.filter_jit
+def _steps(fitter: AbstractFitter, state: Any, key: PRNGKeyArray, start, stop):
+    """Steps `start` to `stop`, or until the fitter is done, and their records in buffers."""
+    buffers = Record(*(jnp.zeros(CHUNK, _DTYPES.get(name, float)) for name in Record._fields))
+
+    def going(carry):
+        i, state, _ = carry
+        return (i < stop) & jnp.logical_not(fitter.is_done(state))
+
+    def body(carry):
+        i, state, buffers = carry
+        state, record = fitter.step(state, stream(key, "steps", i), i)
+        at = i - start
+        buffers = jax.tree.map(lambda b, x: b.at[at].set(x), buffers, record)
+        return i + 1, state, buffers
+
+    return jax.lax.while_loop(going, body, (start, state, buffers))
