@@ -16,8 +16,8 @@ import numpy as np
 from rich.progress import track
 
 import determinax as dx
-from determinax import weights
-from determinax.moments import log_mean_exp
+from determinax._states import log_mean_exp
+from determinax.methods import log_weights
 from determinax.paper.matrices import MATRICES, PaperMatrix
 
 NESTED = (1, 2, 8, 64)
@@ -38,7 +38,7 @@ def stream(matrix, proposal, key):
 
     def chunk(key):
         points, log_q = (x.astype(matrix.dtype) for x in proposal.sample_columns(key, CHUNK))
-        return weights.log_weights(operator, points, log_q)
+        return log_weights(operator, points, log_q)
 
     return jax.lax.map(chunk, jax.random.split(key, NUM_CHUNKS)).ravel()
 
@@ -46,9 +46,7 @@ def stream(matrix, proposal, key):
 def nested_bounds(log_w: jax.Array) -> np.ndarray:
     """Minus the log of the mean weight of 1, 2, 8, 64 samples: a column each, a row per 64 samples."""
     blocks = log_w.reshape(-1, NESTED[-1])
-    columns = [
-        -log_mean_exp(blocks.reshape(len(blocks), -1, size), axis=2).mean(axis=1) for size in NESTED
-    ]
+    columns = [-log_mean_exp(blocks.reshape(len(blocks), -1, size)).mean(axis=1) for size in NESTED]
     return np.stack(columns, axis=1)
 
 

@@ -13,7 +13,7 @@ from rich.progress import track
 
 import determinax as dx
 from determinax.paper import matrix_named
-from determinax.training.objectives import Gradient
+from determinax.training.gradients import GradientKind as Gradient
 
 MATRIX = matrix_named("A1")
 FLOWS = {

@@ -19,7 +19,7 @@ import optax
 
 import determinax as dx
 from determinax import flows
-from determinax.training.objectives import default_schedule
+from determinax.training._optimisers import warm_cosine
 
 N, HIDDEN, BLOCKS, LIPSCHITZ = 64, 128, 4, 0.9
 NUM_X, NUM_KEYS = 200, 64
@@ -91,7 +91,8 @@ def trained(blocks: list[Block], sample: Callable, key: jax.Array, steps: int) -
 
         def one(x):
             jacobian = jax.jacfwd(lambda x: forward(blocks, x))(x)
-            return 0.5 * jnp.sum(forward(blocks, x) ** 2) - jnp.linalg.slogdet(jacobian)[1]
+            log_det = dx.log_abs_det(jacobian, dx.Exact()).log_abs_det
+            return 0.5 * jnp.sum(forward(blocks, x) ** 2) - log_det
 
         return jnp.mean(jax.vmap(one)(x))
 
@@ -183,7 +184,7 @@ def run(name: str, blocks: list[Block], sample: Callable, steps: int, seed: int)
             N, key=key, rank=rank, base=base, hidden=(128,), dtype="float32"
         )
         fit = dx.fit_jacobian(
-            f, sample, flow, key=key, steps=steps, learning_rate=default_schedule(steps, 3e-3)
+            f, sample, flow, key=key, steps=steps, learning_rate=warm_cosine(steps, 3e-3)
         )
         for num in (1, 4):
             estimates = sampled(fit.proposal, num)

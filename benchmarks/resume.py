@@ -28,16 +28,16 @@ def worker(folder: pathlib.Path) -> None:
     import jax
 
     import determinax as dx
-    from determinax.training import loop
+    from determinax import _checkpoint
 
     jax.config.update("jax_enable_x64", True)
     rng = np.random.default_rng(0)
     matrix = np.linalg.qr(rng.normal(size=(N, N)))[0] + 0.02 * rng.normal(size=(N, N))
-    read, write = loop.read_checkpoint, loop.write_checkpoint
+    read, write = _checkpoint.read, _checkpoint.write
 
     def tell_start(*args):
         found = read(*args)
-        print(len(found[1]["loss"]) if found else 0, flush=True)
+        print(len(found.history["loss"]) if found else 0, flush=True)
         return found
 
     def tell(*args):
@@ -45,7 +45,7 @@ def worker(folder: pathlib.Path) -> None:
         write(*args)
         print("written", flush=True)
 
-    loop.read_checkpoint, loop.write_checkpoint = tell_start, tell
+    _checkpoint.read, _checkpoint.write = tell_start, tell
     fit = dx.fit(
         matrix,
         dx.flows.projective_linear(N),

@@ -13,7 +13,7 @@ import numpy as np
 from rich.progress import track
 
 import determinax as dx
-from determinax import weights
+from determinax.methods import log_weights
 from determinax.paper.matrices import MATRICES
 
 GAUSSIANS = (64, 256, 512)
@@ -50,7 +50,7 @@ def run(name: str, matrix: np.ndarray, way: str, seed: int) -> dict:
     found = fit(matrix, way, fit_key)
     seconds = time.perf_counter() - started
     points, log_q = found.proposal.sample_columns(sample_key, 100)
-    log_w = np.asarray(weights.log_weights(dx.as_operator(matrix), points, log_q), dtype=float)
+    log_w = np.asarray(log_weights(dx.as_operator(matrix), points, log_q), dtype=float)
     truth = float(np.linalg.slogdet(matrix.astype(float))[1])
     return {
         "problem": name,

@@ -14,7 +14,8 @@ from jax.flatten_util import ravel_pytree
 from rich.progress import track
 
 import determinax as dx
-from determinax import flows, weights
+from determinax import flows
+from determinax.methods import log_weights
 
 N = 32
 BUDGETS = (1, 4, 16, 64)  # products in units of n
@@ -42,7 +43,7 @@ def operator_of(name: str, missed: float, seed: int) -> np.ndarray:
 def gap(a: np.ndarray, proposal: dx.Proposal) -> float:
     """KL(q || q*), from 10,000 fresh samples."""
     points, log_q = proposal.sample_columns(jax.random.key(9), 10_000)
-    log_w = weights.log_weights(dx.as_operator(a), points, log_q)
+    log_w = log_weights(dx.as_operator(a), points, log_q)
     return float(-jnp.mean(log_w) - np.linalg.slogdet(a)[1])
 
 

@@ -15,7 +15,7 @@ import numpy as np
 from rich.progress import track
 
 import determinax as dx
-from determinax.training.natural import secant_update
+from determinax.training.secant import secant_update
 
 STEPS, PRODUCTS = 500, 8
 LANCZOS = dx.Lanczos(1, 4)  # 4 products each way, and one for the scale

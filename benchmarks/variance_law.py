@@ -11,7 +11,7 @@ import matplotlib.pyplot as plt
 import numpy as np
 
 import determinax as dx
-from determinax import weights
+from determinax.methods import log_weights
 
 SIZES = (10, 100, 1000)
 NORMS = (0.01, 0.03, 0.1, 0.3, 1.0, 3.0)
@@ -24,7 +24,7 @@ def measure(n: int, norm: float) -> dict:
     eigenvalues = 1 + norm * e / np.linalg.norm(e)
     z = dx.sphere.uniform(jax.random.key(n), n, SAMPLES)
     operator = dx.as_operator(jnp.diag(jnp.sqrt(jnp.asarray(eigenvalues))))
-    log_w = np.asarray(weights.log_weights(operator, z))
+    log_w = np.asarray(log_weights(operator, z))
     spread, fourth = log_w.std(), np.mean((log_w - log_w.mean()) ** 4)
     return {
         "n": n,

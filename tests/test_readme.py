@@ -1,4 +1,4 @@
-"""Every Python snippet of the README runs, top to bottom, in one namespace."""
+"""Every Python snippet of the README and of some pages runs, top to bottom, in one namespace."""
 
 import pathlib
 import re
@@ -21,11 +21,20 @@ def test_the_readme_runs_and_prints_what_it_says(capsys, tmp_path, monkeypatch):
             assert printed.strip() == expected.strip()
 
 
-@pytest.mark.slow
-def test_the_training_loop_page_runs():
-    text = (ROOT / "docs" / "training_loop.md").read_text()
-    blocks = [code for code, _ in BLOCK.findall(text)]
-    assert len(blocks) >= 6
+@pytest.mark.parametrize(
+    ("page", "least"),
+    [
+        pytest.param("training_loop.md", 6, marks=pytest.mark.slow),
+        ("troubleshooting.md", 1),
+        ("own_method.md", 3),
+    ],
+)
+def test_the_page_runs(page, least, capsys):
+    blocks = BLOCK.findall((ROOT / "docs" / page).read_text())
+    assert len(blocks) >= least
     namespace = {}
-    for code in blocks:
-        exec(compile(code, "training_loop.md", "exec"), namespace)
+    for code, expected in blocks:
+        exec(compile(code, page, "exec"), namespace)
+        printed = capsys.readouterr().out
+        if expected:
+            assert printed.strip() == expected.strip()
