@@ -10,6 +10,7 @@ os.environ.setdefault(
 )
 
 import jax
+import jax.monitoring
 import pytest
 
 jax.config.update("jax_enable_x64", True)
@@ -23,3 +24,17 @@ def _bounded_memory_maps():
     yield
     if _MAPS.exists() and _MAPS.read_text().count("\n") > 40_000:
         jax.clear_caches()
+
+
+@pytest.fixture
+def compilations():
+    """Counts the programs that JAX compiles, by its own events."""
+    seen = []
+
+    def note(event, duration, **_):
+        if event.endswith("backend_compile_duration"):
+            seen.append(duration)
+
+    jax.monitoring.register_event_duration_secs_listener(note)
+    yield seen
+    jax.monitoring.unregister_event_duration_listener(note)

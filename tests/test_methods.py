@@ -1,7 +1,6 @@
 """Every method of the registry x kinds of input x properties."""
 
 import jax
-import jax.monitoring
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -26,20 +25,6 @@ def key_for(name):
 def run(name, operator=A, key=KEY, **options):
     method = CASES[name].make()
     return dx.log_abs_det(operator, method, key=key if CASES[name].needs_key else None, **options)
-
-
-@pytest.fixture
-def compilations():
-    """Counts the programs that JAX compiles, by its own events."""
-    seen = []
-
-    def note(event, duration, **_):
-        if event.endswith("backend_compile_duration"):
-            seen.append(duration)
-
-    jax.monitoring.register_event_duration_secs_listener(note)
-    yield seen
-    jax.monitoring.unregister_event_duration_listener(note)
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -1,7 +1,6 @@
 """What once went wrong, and the tests that would see it again."""
 
 import jax
-import jax.monitoring
 import jax.numpy as jnp
 import lineax as lx
 import numpy as np
@@ -16,19 +15,6 @@ from determinax.methods import Plain
 
 KEY = jax.random.key(0)
 A = near_isometry(6)
-
-
-@pytest.fixture
-def compilations():
-    seen = []
-
-    def note(event, duration, **_):
-        if event.endswith("backend_compile_duration"):
-            seen.append(duration)
-
-    jax.monitoring.register_event_duration_secs_listener(note)
-    yield seen
-    jax.monitoring.unregister_event_duration_listener(note)
 
 
 def test_a_new_tracker_with_an_equal_optimiser_compiles_nothing(compilations):
