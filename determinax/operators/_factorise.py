@@ -99,7 +99,7 @@ def prepare(matrix: Any, *, trial: bool = True) -> Prepared:
     """
     csr = _canonical(matrix)
     n = csr.shape[0]
-    if len(np.unique(csr.indices)) < n or np.any(np.diff(csr.indptr) == 0):
+    if not np.bincount(csr.indices, minlength=n).all() or np.any(np.diff(csr.indptr) == 0):
         return Prepared(csr, 0.0, "singular", None)
     symmetric, diagonal = _is_symmetric(csr), csr.diagonal()
     full = bool(np.all(diagonal != 0))
