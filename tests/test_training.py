@@ -23,11 +23,15 @@ def angular_gaussian(x):
 def test_reverse_kl_reaches_a_target_within_the_family():
     rate = optax.cosine_decay_schedule(0.03, 1500)
     fit = fit_density(
-        angular_gaussian, flows.projective_linear(3), key=KEY, steps=1500, learning_rate=rate
+        angular_gaussian,
+        flows.projective_linear(3),
+        key=jax.random.key(1),
+        steps=1500,
+        learning_rate=rate,
     )
     d = divergence(fit.proposal, angular_gaussian, key=jax.random.key(1))
     assert abs(d.log_normaliser) < 1e-3
-    assert 0 <= d.kl < 3e-4
+    assert 0 <= d.kl < 1e-4
     assert d.effective_sample_size > 0.999
     # up to scale and rotation M is recovered
     matrix = fit.proposal.flow.factor.matrix()
