@@ -17,7 +17,7 @@ import determinax as dx
 from determinax import _engine
 from determinax.methods import AbstractSelector
 
-N, REPEATS, ROUNDS = 10, 20, 7
+N, REPEATS, ROUNDS = 10, 20, 5
 PAGE = pathlib.Path(__file__).parent.parent / "docs" / "results" / "overhead.md"
 
 
