@@ -46,14 +46,14 @@ def advance(
 
     @jax.checkpoint  # backwards, a chunk is drawn anew instead of being kept
     def step(i, state):
-        return _merge(method, state, method.chunk(operator, prepared, key, i, plan.size), i < stop)
+        return merge(method, state, method.chunk(operator, prepared, key, i, plan.size), i < stop)
 
     if not bar.is_set:
         return stop, jax.lax.fori_loop(index, stop, step, state)
 
     def going(carry):
         i, state = carry
-        return (i < stop) & ~_is_reached(method, operator, prepared, state, i, bar)
+        return (i < stop) & ~is_reached(method, operator, prepared, state, i, bar)
 
     start = jnp.asarray(index), state
     return jax.lax.while_loop(going, lambda carry: (carry[0] + 1, step(*carry)), start)
@@ -76,7 +76,7 @@ def finish(
         return method.merge(state, partial)
 
     if plan.rest and bar.is_set:
-        done = _is_reached(method, operator, prepared, state, jnp.asarray(index), bar)
+        done = is_reached(method, operator, prepared, state, jnp.asarray(index), bar)
         state = jax.lax.cond(done, lambda state: state, last, state)
     elif plan.rest:
         state = last(state)
@@ -96,7 +96,7 @@ def run(
     return finish(method, operator, key, prepared, state, index, bar)
 
 
-def _merge(method: AbstractMethod, state: Any, partial: Any, going: Any) -> Any:
+def merge(method: AbstractMethod, state: Any, partial: Any, going: Any) -> Any:
     """A branch is a computation of its own: XLA fuses nothing across it.
 
     So the bits do not depend on the program around a merge: in pieces, resumed, on many devices. An
@@ -107,7 +107,15 @@ def _merge(method: AbstractMethod, state: Any, partial: Any, going: Any) -> Any:
     )
 
 
-def _is_reached(method, operator, prepared, state, index, bar: Bar) -> Array:
+def is_reached(
+    method: AbstractMethod,
+    operator: lx.AbstractLinearOperator,
+    prepared: Any,
+    state: Any,
+    index: Int[Array, ""],
+    bar: Bar,
+) -> Array:
+    """Whether the standard error is within the bar, and can be believed."""
     estimate = method.summarise(operator, prepared, state)
     value, error = jax.lax.stop_gradient((estimate.log_abs_det, estimate.standard_error))
     return (index > 0) & method.has_enough(state) & (error <= bar.at(value))

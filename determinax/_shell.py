@@ -3,10 +3,11 @@
 What a method computes is the engine's; what a person sees is made here.
 """
 
+import functools
 import pathlib
 import time
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import equinox as eqx
 import jax
@@ -14,18 +15,32 @@ import jax.numpy as jnp
 import lineax as lx
 import numpy as np
 from jax.core import Tracer
+from jax.sharding import Mesh
 from jaxtyping import PRNGKeyArray
 
-from determinax import _checkpoint, _engine
+from determinax import _checkpoint, _devices, _engine
+from determinax._checks import physical_memory
 from determinax._diagnostics import Bar, fault_sentence
 from determinax._interrupts import before_leaving, check
+from determinax._shapes import by_shapes
 from determinax.estimate import Estimate
-from determinax.methods import AbstractMethod, Selection
-from determinax.operators import NO_PRODUCTS, OperatorError, Products, host_calls, traits
-from determinax.progress import Report
+from determinax.methods import AbstractMethod, AbstractSelector, Plan, Selection
+from determinax.operators import (
+    NO_PRODUCTS,
+    OperatorError,
+    Products,
+    host_calls,
+    neutral,
+    traits,
+)
+from determinax.progress import Report, reporting
 
 # Ctrl-C and the progress bar wait no longer than about this, in seconds
 _PIECE = 0.25
+# multiplications in the products of a dense operator that take a tenth of that, with all around them
+_SHORT = 2**22
+# where any of many processes may die, checkpoints come more often, in seconds
+_SHARED = 5.0
 
 
 def is_staged(*trees: Any) -> bool:
@@ -60,28 +75,77 @@ def estimate(
     spent: Products = NO_PRODUCTS,
     checkpoint: pathlib.Path | None = None,
     resume: bool = False,
-    report: Report | None = None,
+    mesh: Mesh | None = None,
+    trace: bool = False,
+    progress: bool | None = None,
 ) -> Any:
     """Run a method on an admitted operator: traced where somebody else compiles, else in pieces."""
     if is_staged(operator, method, key, bar):
         method = method.within_jit(traits(operator))
         method.require(operator, key)
-        return charged(_engine.run(method, operator, key, bar), spent)
-    method.require(operator, key)
+        method = method.traced(traits(operator)) if trace else method
+        return charged(neutral(_engine.run)(method, operator, key, bar), spent)
+    with reporting(progress) as report:
+        result = _watched(
+            operator, method, key, bar, spent, checkpoint, resume, mesh, trace, report
+        )
+        # the spinner turns until the last factor is there
+        return jax.block_until_ready(result) if report else result
+
+
+def _watched(
+    operator: lx.AbstractLinearOperator,
+    method: AbstractMethod,
+    key: PRNGKeyArray | None,
+    bar: Bar,
+    spent: Products,
+    checkpoint: pathlib.Path | None,
+    resume: bool,
+    mesh: Mesh | None,
+    trace: bool,
+    report: Report | None,
+) -> Any:
+    """Select what is to be run, run it, raise what went wrong, and charge what was spent."""
+    planned = _planned(method, operator, key, physical_memory())
     selected = guarded(operator, method.select, operator, key, spent, report)
     notes = []
     while isinstance(selected, Selection) and selected.method is not method:
         method, operator, why, found = selected
         notes += [why] if why else []
         spent += found
-        method.require(operator, key)
+        planned = _planned(method, operator, key, physical_memory())
         selected = guarded(operator, method.select, operator, key, spent, report)
     if isinstance(selected, Estimate):
         result = selected.judged(bar)
     else:
-        result = _run(operator, method, key, bar, checkpoint, resume, report)
+        if mesh is not None and not method.can_split:
+            mesh = None
+            notes.append(f"{type(method).__name__} cannot be split over devices: it ran on one.")
+        if trace:
+            method = method.traced(traits(operator))
+            planned = _planned(method, operator, key, physical_memory())
+        result = _run(operator, method, key, planned, bar, checkpoint, resume, mesh, report)
     _raise_fault(result)
     return charged(result, spent).with_notes(*notes)
+
+
+class _Planned(NamedTuple):
+    plan: Plan
+    is_short: bool  # it ends before a person could ask how far it is
+
+
+# only an operator's products may be the host's
+@functools.partial(by_shapes, unless=lambda trees: host_calls(trees[1]))
+def _planned(method: AbstractMethod, operator: Any, key: Any, memory: int) -> _Planned | None:
+    """What a method requires and plans are types and shapes, and room for them: asked once of each."""
+    del memory
+    method.require(operator, key)
+    if isinstance(method, AbstractSelector):
+        return None
+    t = traits(operator)
+    plan = method.plan(t)
+    is_short = t.is_dense and method.cost(t).total * t.rows * t.cols <= _SHORT
+    return _Planned(plan, is_short)
 
 
 def charged(result: Any, spent: Products) -> Any:
@@ -89,37 +153,49 @@ def charged(result: Any, spent: Products) -> Any:
     return result.with_products(spent.total, spent.transposed) if spent.total else result
 
 
-def _run(operator, method, key, bar: Bar, checkpoint, resume: bool, report: Report | None) -> Any:
-    plan = method.plan(traits(operator))
-    if plan.num_chunks + bool(plan.rest) <= 1 and checkpoint is None:
+def _run(
+    operator, method, key, planned, bar: Bar, checkpoint, resume, mesh, report: Report | None
+) -> Any:
+    plan, is_short = planned
+    if checkpoint is None and (plan.is_single or (is_short and mesh is None and not bar.is_set)):
         if report:
             report.working(type(method).__name__)
         return guarded(operator, _engine.compiled_run, method, operator, key, bar)
     run = method, operator, key
     prepared, state = guarded(operator, _engine.compiled_begin, *run)
-    index, identity, seconds = 0, "", 0.0
-    if checkpoint is not None:
-        identity = _checkpoint.fingerprint(*run)
-        found = _checkpoint.read(checkpoint, identity, (np.asarray(0), state)) if resume else None
-        if found is not None:
-            index, state, seconds = int(found.state[0]), found.state[1], found.seconds
+    identity = "" if checkpoint is None else _checkpoint.fingerprint(*run)
+    index, seconds, spans = 0, 0.0, _devices.spans_processes(mesh)
+    if spans and jax.process_index() > 0:
+        checkpoint = None  # the first process writes for all, and reads for all
+    if resume:
+        index, state, seconds = _resumed(checkpoint, identity, state)
+        if spans:
+            index, state, seconds = _devices.from_first((index, state, seconds))
+        index = int(index)
     started = time.perf_counter() - seconds
     keeper = _checkpoint.Keeper(checkpoint, identity, started, index)
+    if spans:
+        keeper.seconds = _SHARED
     if report:
         report.start(plan.total, type(method).__name__)
+    rounds = None if mesh is None else _devices.Rounds(mesh, *run, prepared)
     piece, stopped, reached = 1, False, (index, state)
     with before_leaving(lambda: keeper.write(reached[0], _stored(*reached))):
         while index < plan.num_chunks and not stopped:
             check()
+            piece = rounds.size if rounds else piece
             stop, began = min(index + piece, plan.num_chunks), time.perf_counter()
             # traced bounds: one program serves every piece
-            bounds = jnp.asarray(index), jnp.asarray(stop)
-            seen, state = guarded(
-                operator, _engine.compiled_advance, *run, prepared, reached[1], *bounds, bar
-            )
+            bounds = np.asarray(index, np.int32), np.asarray(stop, np.int32)
+            if rounds:
+                seen, state = guarded(operator, rounds.advance, reached[1], index, stop, bar)
+            else:
+                seen, state = guarded(
+                    operator, _engine.compiled_advance, *run, prepared, reached[1], *bounds, bar
+                )
             stopped = bar.is_set and int(seen) < stop
             index = int(seen) if bar.is_set else stop
-            if index < plan.num_chunks:
+            if index < plan.num_chunks and not rounds:
                 jax.block_until_ready(state)
             reached = index, state  # together: half of it is never written
             keeper.write_if_due(index, _stored(*reached))
@@ -138,6 +214,16 @@ def _run(operator, method, key, bar: Bar, checkpoint, resume: bool, report: Repo
             "asked for."
         )
     return result
+
+
+def _resumed(checkpoint: pathlib.Path | None, identity: str, state: Any) -> tuple[Any, Any, Any]:
+    """The next chunk, the state and the seconds so far, as the checkpoint has them; else the beginning."""
+    found = None
+    if checkpoint is not None:
+        found = _checkpoint.read(checkpoint, identity, _stored(0, state))
+    if found is None:
+        return np.asarray(0), state, np.asarray(0.0)
+    return np.asarray(found.state[0]), found.state[1], np.asarray(found.seconds)
 
 
 def _stored(index: int, state: Any) -> tuple[np.ndarray, Any]:

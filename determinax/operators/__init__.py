@@ -16,6 +16,7 @@ from determinax.operators._convolution import ConvolutionLinearOperator, convolu
 from determinax.operators._door import Admitted, admit, as_operator, is_compiling
 from determinax.operators._factorise import Prepared, factorise, prepare, sparse_matrix
 from determinax.operators._host import HostLinearOperator
+from determinax.operators._layout import neutral, num_parts, on_auto_meshes, on_one_device
 from determinax.operators._probing import banded_pattern, colour, colours, probe
 from determinax.operators._sparse import SparseLinearOperator
 from determinax.operators._traits import (
@@ -70,6 +71,10 @@ __all__ = [
     "has_transpose",
     "host_calls",
     "is_compiling",
+    "neutral",
+    "num_parts",
+    "on_auto_meshes",
+    "on_one_device",
     "own_kind",
     "pattern",
     "prepare",

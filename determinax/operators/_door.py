@@ -18,7 +18,8 @@ import numpy as np
 from jax.core import Tracer
 
 from determinax.operators._complex import RealEmbedding
-from determinax.operators._traits import NO_PRODUCTS, OperatorError, Products
+from determinax.operators._layout import num_parts, on_auto_meshes
+from determinax.operators._traits import NO_PRODUCTS, OperatorError, Products, traits
 
 
 class Entered(NamedTuple):
@@ -90,10 +91,11 @@ as_operator.register = enter.register  # pyright: ignore[reportFunctionMemberAcc
 def admit(operator: Any, example: Any = None, *, check_linear: bool = True) -> Admitted:
     """As `as_operator`, with the products that the checks spent and what there is to say."""
     entered = _entered(operator, example)
-    inner, spent = entered.operator, entered.spent
-    if inner.in_size() == 0 or inner.out_size() == 0:
-        raise OperatorError(f"operator is {inner.out_size()}x{inner.in_size()}: it has no entries")
-    dtype = inner.in_structure().dtype
+    inner, spent = on_auto_meshes(entered.operator), entered.spent
+    facts = traits(inner)
+    if facts.rows == 0 or facts.cols == 0:
+        raise OperatorError(f"operator is {facts.rows}x{facts.cols}: it has no entries")
+    dtype = facts.dtype
     if dtype not in (np.float32, np.float64, np.complex64, np.complex128):
         raise TypeError(f"operator has dtype {dtype}: make it float32 or float64 first")
     if check_linear and entered.product is not None and not is_compiling():
@@ -123,12 +125,19 @@ def require_finite(array: Any, name: str) -> None:
     """Name the first entry that is not finite; what is traced cannot be looked at."""
     if isinstance(array, Tracer):
         return
+    if num_parts(array) > 1 and bool(_all_finite(array)):
+        return  # and nobody has gathered it
     finite = np.isfinite(np.asarray(array))
     if not finite.all():
         index = tuple(int(i) for i in np.argwhere(~finite)[0])
         raise OperatorError(
             f"{name} has a {np.asarray(array)[index]} at {index}: every entry must be finite"
         )
+
+
+@jax.jit
+def _all_finite(array: Any) -> Any:
+    return jnp.all(jnp.isfinite(array))
 
 
 def inexact(array: Any, name: str) -> Any:

@@ -15,6 +15,7 @@ import numpy as np
 from jaxtyping import Array, Inexact
 
 from determinax._linalg import mm
+from determinax._shapes import by_shapes
 
 
 class OperatorError(ValueError):
@@ -79,6 +80,10 @@ class Traits(NamedTuple):
 
 def traits(operator: lx.AbstractLinearOperator) -> Traits:
     """The static facts about an admitted operator."""
+    return _facts(operator)
+
+
+def _work_out(operator: lx.AbstractLinearOperator) -> Traits:
     sign = int(lx.is_positive_semidefinite(operator)) - int(lx.is_negative_semidefinite(operator))
     return Traits(
         rows=operator.out_size(),
@@ -224,6 +229,9 @@ def host_calls(tree: Any) -> tuple[HostCalls, ...]:
     return tuple(leaf.calls for leaf in found if runs_there(leaf))
 
 
+_facts = by_shapes(_work_out, unless=host_calls)
+
+
 def require_square(operator: lx.AbstractLinearOperator) -> None:
     """Refuse what has no determinant."""
     m, n = user_shape(operator)
@@ -243,8 +251,8 @@ def require_not_wide(operator: lx.AbstractLinearOperator) -> None:
 
 def user_shape(operator: lx.AbstractLinearOperator) -> tuple[int, int]:
     """The operator's shape (m, n) as the user counts it: a complex one by its complex size."""
-    half = 2 if is_complex(operator) else 1
-    return operator.out_size() // half, operator.in_size() // half
+    t = traits(operator)
+    return (t.rows // 2 if t.is_complex else t.rows), t.num_dense
 
 
 def require_transpose(

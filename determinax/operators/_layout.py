@@ -1,0 +1,83 @@
+"""Where arrays lie: on one device, or split over the devices of a mesh.
+
+JAX knows two kinds of meshes. On Auto ones XLA lays out what is computed; on Explicit ones, the default
+of `jax.make_mesh`, layouts are types, which QR, LU and loops refuse. Inside of this library all are Auto.
+"""
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import equinox as eqx
+import jax
+from jax.core import Tracer
+from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
+
+from determinax.operators._traits import OperatorError
+
+
+def on_auto_meshes(tree: Any) -> Any:
+    """The tree with arrays of explicit meshes as those of Auto ones: nothing is copied or moved."""
+
+    def settle(leaf: Any) -> Any:
+        sharding = getattr(leaf, "sharding", None)
+        if not isinstance(sharding, NamedSharding) or not _is_explicit(sharding.mesh):
+            return leaf
+        if isinstance(leaf, Tracer):
+            return leaf  # `neutral` sees to it
+        mesh: Any = sharding.mesh
+        auto = Mesh(mesh.devices, mesh.axis_names)
+        return jax.device_put(leaf, NamedSharding(auto, sharding.spec))
+
+    return jax.tree.map(settle, tree)
+
+
+def neutral(function: Callable) -> Callable:
+    """The function, inside of which traced arrays of explicit meshes are like those of Auto ones."""
+
+    @functools.wraps(function)
+    def wrapped(*args: Any) -> Any:
+        arrays, static = eqx.partition(args, eqx.is_array)
+        meshes = {jax.typeof(leaf).sharding.mesh for leaf in jax.tree.leaves(arrays)}
+        mesh = next((mesh for mesh in meshes if _is_explicit(mesh)), None)
+        if mesh is None:
+            return function(*args)
+
+        def inside(arrays: Any) -> Any:
+            return function(*eqx.combine(arrays, static))
+
+        whole = NamedSharding(mesh, PartitionSpec())
+        return jax.sharding.auto_axes(inside, axes=mesh.axis_names, out_sharding=whole)(arrays)
+
+    return wrapped
+
+
+def num_parts(tree: Any) -> int:
+    """Over how many devices the most divided of the arrays is split; 1 where each device has all of it."""
+    return max((_num_parts(leaf) for leaf in jax.tree.leaves(tree)), default=1)
+
+
+def on_one_device(tree: Any) -> Any:
+    """The tree with its arrays whole, on the first of their devices."""
+
+    def whole(leaf: Any) -> Any:
+        if _num_parts(leaf) == 1:
+            return leaf
+        if not leaf.is_fully_addressable:
+            raise OperatorError(
+                "the operator is split over several processes, none of which can have the whole of it: "
+                "use MonteCarlo, Lanczos or Deflated, which take products only"
+            )
+        return jax.device_put(leaf, leaf.addressable_shards[0].device)
+
+    return jax.tree.map(whole, tree)
+
+
+def _num_parts(leaf: Any) -> int:
+    if not isinstance(leaf, jax.Array) or isinstance(leaf, Tracer):
+        return 1
+    return 1 if leaf.is_fully_replicated else len(leaf.sharding.device_set)
+
+
+def _is_explicit(mesh: Any) -> bool:
+    return AxisType.Explicit in mesh.axis_types

@@ -1,0 +1,129 @@
+"""Run by test_devices.py with eight virtual devices: what is printed is compared there."""
+
+import json
+import math
+import pathlib
+import re
+import sys
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import AxisType, NamedSharding, PartitionSpec
+from methods import CASES, KINDS, A, proposal
+
+import determinax as dx
+from determinax import _engine
+
+jax.config.update("jax_enable_x64", True)
+# many chunks each, the last round a short one
+MANY = {
+    "MonteCarlo": lambda: dx.MonteCarlo(3100, chunk_size=100),
+    "MonteCarlo, rest": lambda: dx.MonteCarlo(1137, chunk_size=100),
+    "MonteCarlo, frames": lambda: dx.MonteCarlo(1600, "frames", chunk_size=64),
+    "Variational": lambda: dx.Variational(proposal(), 1300, chunk_size=100),
+    "Deflated": lambda: dx.Deflated(3, dx.MonteCarlo(1100, chunk_size=100)),
+    "Lanczos": lambda: dx.Lanczos(72, 4),
+}
+
+
+def mesh_of(num, kind=AxisType.Auto):
+    """The first so many devices."""
+    return jax.make_mesh((num,), ("x",), axis_types=(kind,), devices=jax.devices()[:num])
+
+
+def digits(estimate):
+    """Every bit of an estimate, as text."""
+    leaves = jax.tree.leaves(estimate)
+    return [np.atleast_1d(np.asarray(leaf)).tobytes().hex() for leaf in leaves]
+
+
+def samples(names, nums):
+    """The same bits for each number of devices, on both kinds of mesh; without a mesh first."""
+    for name in names:
+        rows = [digits(dx.log_abs_det(A, MANY[name](), key=jax.random.key(0)))]
+        for num in nums:
+            rows.append(
+                digits(dx.log_abs_det(A, MANY[name](), key=jax.random.key(0), mesh=mesh_of(num)))
+            )
+        explicit = mesh_of(max(nums), AxisType.Explicit)
+        rows.append(digits(dx.log_abs_det(A, MANY[name](), key=jax.random.key(0), mesh=explicit)))
+        print(json.dumps([name, [row == rows[0] for row in rows]]), flush=True)
+
+
+def together(names, path, coordinator, num, number):
+    """The bits of each method on all devices of all processes; the first one writes them down."""
+    if num > 1:
+        dx.distributed.initialize(coordinator, num, number)
+    mesh = jax.make_mesh((jax.device_count(),), ("x",))
+    found = {}
+    for name in names:
+        make = MANY.get(name) or CASES[name].make
+        found[name] = digits(dx.log_abs_det(A, make(), key=jax.random.key(0), mesh=mesh))
+    if dx.distributed.is_first():
+        pathlib.Path(path).write_text(json.dumps([jax.device_count(), found]))
+    if num > 1:
+        dx.distributed.shutdown()
+
+
+def kinds(names):
+    """All kinds of operators on a mesh."""
+    for name in names:
+        alone = dx.log_abs_det(KINDS[name](A), MANY["MonteCarlo"](), key=jax.random.key(0))
+        apart = dx.log_abs_det(
+            KINDS[name](A), MANY["MonteCarlo"](), key=jax.random.key(0), mesh=mesh_of(8)
+        )
+        print(json.dumps([name, digits(apart) == digits(alone)]), flush=True)
+
+
+def split(names, nums, axes):
+    """How far operators that are split over devices are from whole ones."""
+    for name in names:
+        case = CASES[name]
+        whole = dx.log_abs_det(A, case.make(), key=jax.random.key(0))
+        for num in nums:
+            for axis in axes:
+                spec = PartitionSpec("x", None) if axis == "rows" else PartitionSpec(None, "x")
+                for kind in (AxisType.Auto, AxisType.Explicit):
+                    a = jax.device_put(jnp.asarray(A), NamedSharding(mesh_of(num, kind), spec))
+                    found = dx.log_abs_det(a, case.make(), key=jax.random.key(0))
+                    off = float(abs(found.log_abs_det - whole.log_abs_det))
+                    print(json.dumps([name, num, axis, str(kind), off, found.notes]), flush=True)
+
+
+# few columns at a time, so that the bytes are A's
+THIN = {
+    "MonteCarlo": lambda n: dx.MonteCarlo(32, chunk_size=8),
+    "MonteCarlo, frames": lambda n: dx.MonteCarlo(8, "frames"),
+    "Lanczos": lambda n: dx.Lanczos(4, 4),
+    "Deflated": lambda n: dx.Deflated(4, dx.MonteCarlo(8)),
+}
+
+
+def compiled(names, n, nums, axes):
+    """What the programs of split operators gather at most, in entries, and a device's bytes, over A's."""
+    for name in names:
+        for axis in axes:
+            for num in nums:
+                spec = PartitionSpec("x", None) if axis == "rows" else PartitionSpec(None, "x")
+                a = jax.device_put(jnp.eye(n), NamedSharding(mesh_of(num), spec))
+                arrays, static = eqx.partition(
+                    (THIN[name](n), dx.as_operator(a), jax.random.key(0)), eqx.is_array
+                )
+                run = jax.jit(lambda x, s=static: _engine.run(*eqx.combine(x, s), _engine.NO_BAR))
+                program = run.lower(arrays).compile()
+                sizes = [
+                    math.prod(map(int, filter(None, shape.split(","))))
+                    for found in re.findall(r"= (.*?) all-gather", program.as_text())
+                    for shape in re.findall(r"\[([\d,]*)\]", found)
+                ]
+                memory = program.memory_analysis()
+                held = memory.argument_size_in_bytes + memory.temp_size_in_bytes
+                row = [name, axis, num, max(sizes, default=0), held / a.nbytes]
+                print(json.dumps(row), flush=True)
+
+
+if __name__ == "__main__":
+    what, *arguments = sys.argv[1:]
+    globals()[what](*map(json.loads, arguments))

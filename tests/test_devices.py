@@ -1,0 +1,94 @@
+"""Many devices: the same bits for samplers on any number of them; operators that are split over them."""
+
+import json
+
+import jax
+import numpy as np
+import processes
+import pytest
+from methods import CASES, KINDS, A
+from on_devices import MANY, THIN
+
+import determinax as dx
+from determinax import _devices
+from determinax.methods import METHODS
+
+
+def lines(what, *arguments, num_devices=8, seconds=400, **env):
+    script, words = processes.TESTS / "on_devices.py", [json.dumps(a) for a in arguments]
+    out = processes.run(
+        script, what, *words, env=processes.environment(num_devices, **env), seconds=seconds
+    )
+    return [json.loads(line) for line in out.splitlines()]
+
+
+def test_samplers_give_the_same_bits_on_one_and_on_eight_devices():
+    names = ["MonteCarlo, rest", "Variational"]
+    assert lines("samples", names, [1, 8]) == [[name, [True] * 4] for name in names]
+
+
+@pytest.mark.slow
+def test_every_method_that_splits_gives_the_same_bits_on_1_2_4_and_8_devices():
+    found = dict(lines("samples", list(MANY), [1, 2, 4, 8], seconds=900))
+    assert found.keys() == MANY.keys()
+    for name, equal in found.items():
+        # Lanczos is not a sampler of weights, and still a function of numbers of chunks alone
+        assert equal == [True] * 6, name
+
+
+@pytest.mark.slow
+def test_all_kinds_of_operators_give_the_same_bits_on_a_mesh():
+    assert lines("kinds", list(KINDS), seconds=400) == [[kind, True] for kind in KINDS]
+
+
+def test_operators_that_are_split_over_devices():
+    names = ["MonteCarlo, one frame", "Exact", "Deflated, all"]
+    found = lines("split", names, [8], ["rows"])
+    assert len(found) == 2 * len(names)
+    assert max(row[4] for row in found) < 1e-12
+    notes = {row[0]: row[5] for row in found}
+    assert notes["Exact"] == [
+        "A dense factorisation cannot be split over devices: A was gathered on one."
+    ]
+
+
+@pytest.mark.slow
+def test_every_method_takes_operators_that_are_split_by_rows_or_columns_on_both_kinds_of_meshes():
+    found = lines("split", list(CASES), [8], ["rows", "columns"], seconds=1200)
+    assert len(found) == 4 * len(CASES)
+    assert {CASES[row[0]].name for row in found} == METHODS.keys()
+    assert max(row[4] for row in found) < 1e-12
+
+
+@pytest.mark.slow
+def test_programs_of_split_operators_gather_no_matrix_and_hold_a_share_of_it():
+    n, nums = 512, [1, 2, 4, 8]
+    found = lines("compiled", list(THIN), n, nums, ["rows", "columns"])
+    assert len(found) == len(THIN) * len(nums) * 2
+    for name, axis, num, most_gathered, held in found:
+        assert most_gathered <= n * n / 64, (name, axis, num)  # of directions and their images
+        assert 1 / num <= held < 1 / num + 0.1, (name, axis, num)
+
+
+def test_numbers_are_dealt_in_turn():
+    of_two_devices = [np.asarray([0, 2, 4]), np.asarray([1, 3, 5])]
+    np.testing.assert_array_equal(_devices.dealt(of_two_devices), np.arange(6))
+
+
+def test_a_bar_stops_at_the_same_chunk_on_a_mesh():
+    mesh = jax.make_mesh((1,), ("x",))
+    options = {"key": jax.random.key(1), "tolerance": 0.01}
+    alone = dx.log_abs_det(A, dx.MonteCarlo(100_000, chunk_size=100), **options)
+    apart = dx.log_abs_det(A, dx.MonteCarlo(100_000, chunk_size=100), **options, mesh=mesh)
+    assert int(alone.num_matvecs) == int(apart.num_matvecs) < 100_000
+    assert float(alone.log_abs_det) == float(apart.log_abs_det)
+
+
+def test_what_cannot_be_split_says_so():
+    mesh = jax.make_mesh((1,), ("x",))
+    found = dx.log_abs_det(A, dx.Exact(), mesh=mesh)
+    assert "Exact cannot be split over devices: it ran on one." in found.notes
+    with pytest.raises(
+        TypeError, match=r"mesh is a jax.sharding.Mesh, such as jax.make_mesh gives"
+    ):
+        dx.log_abs_det(A, dx.MonteCarlo(10), key=jax.random.key(0), mesh=2)
