@@ -1,9 +1,12 @@
-"""Pictures of densities on the circle and on S^2, for a proposal or for any log-density."""
+"""Pictures of densities: the circle, maps and globes of S^2, pairs of coordinates of what is above."""
 
-from collections.abc import Callable
+import html
+import io
+import os
+import pathlib
+from collections.abc import Callable, Sequence
 from typing import Any, Literal
 
-import equinox as eqx
 import jax
 import jax.numpy as jnp
 import matplotlib.pyplot as plt
@@ -11,11 +14,18 @@ import numpy as np
 from jaxtyping import Float
 from matplotlib.patches import Circle
 
-from determinax.flows.base import dtype_of
-from determinax.proposals import Proposal
+from determinax import _globe, _spheres, flows
+from determinax._drawing.globes import globes, script
+from determinax._drawing.page import page
+from determinax._outlines import law as _law
+from determinax._outlines import levels_of, logarithmic, outline
+from determinax._pairs import pairs as pairs
+from determinax.densities import Density
+from determinax.proposals import AbstractProposal, Proposal, cast
+from determinax.storage import write_atomically
 
 Projection = Literal["mollweide", "orthographic"]
-Source = Proposal | Callable
+Source = AbstractProposal | Density | Callable
 Values = Callable[[np.ndarray], np.ndarray]
 
 
@@ -30,26 +40,41 @@ def density(
     title: str | None = None,
     vmin: float | None = None,
     vmax: float | None = None,
+    log: bool = False,
+    regions: Sequence[float] = (),
     colorbar: bool = True,
 ) -> Any:
     """Draw a density on the circle (n = 2) or on the sphere (n = 3); returns the matplotlib axes.
 
     **Arguments:**
 
-    - `source`: a `Proposal`, or a log-density of one point (then `n` says where it lives; the
-        picture is normalised).
+    - `source`: a `Density` or another proposal, or a log-density of one point (then `n` says where it
+        lives; the picture is normalised).
     - `projection`: for n = 3, `"mollweide"` (all of the sphere) or `"orthographic"` (as seen from
         `view`: elevation and azimuth in degrees).
     - `points`: samples to draw on top, one a row.
     - `vmin`, `vmax`: where the colours begin and end, so that pictures side by side can be compared;
         `colorbar=False` leaves the bar to them.
+    - `log`: colours by orders of magnitude, four of them unless `vmin` says where they begin: for data,
+        whose density may be a thousand times the uniform one here and nothing there.
+    - `regions`: masses such as `(0.5, 0.9)`: the smallest regions that hold them are outlined (n = 3).
+
+    !!! example
+
+        ```python
+        dx.plots.density(density, points=points, log=True, regions=(0.5, 0.9))
+        ```
     """
+    source = _law(source)
     n = _dimension(n, source)
     values = _relative(source, n)
     if n == 2:
         return _circle(values, points, axes, title)
-    colours = {"cmap": "viridis", "vmin": vmin, "vmax": vmax}
-    axes, drawn = _draw(projection, values, view, axes, colours)
+    colours: dict[str, Any] = {"cmap": "viridis", "vmin": vmin, "vmax": vmax}
+    levels = levels_of(source, regions)
+    if log:
+        values, colours = logarithmic(values, vmin, vmax, levels)
+    axes, drawn = _draw(projection, values, view, axes, colours, levels)
     if points is not None:
         _scatter(axes, np.asarray(points), projection, view)
     return _finish(axes, drawn, title, "density / uniform" if colorbar else None)
@@ -70,7 +95,8 @@ def difference(
 
     Red is too much and blue is too little, up to `limit`, by default the largest difference.
     """
-    for n in {s.n for s in (source, other) if isinstance(s, Proposal)} or {3}:
+    source, other = _law(source), _law(other)
+    for n in {s.n for s in (source, other) if isinstance(s, AbstractProposal)} or {3}:
         if n != 3:
             raise ValueError(f"differences are drawn for n = 3, not for n = {n}")
     values, others = _relative(source, 3), _relative(other, 3)
@@ -81,17 +107,144 @@ def difference(
     return _finish(axes, drawn, title, "difference" if colorbar else None)
 
 
+def sphere(
+    source: Source,
+    path: str | os.PathLike[str],
+    *,
+    beside: Source | None = None,
+    points: Float[Any, "num 3"] | None = None,
+    layers: bool = True,
+    title: str = "A density on the sphere",
+) -> None:
+    """Write a page with a density on the sphere (n = 3) to turn by hand: one file, no network.
+
+    **Arguments:**
+
+    - `source`: a density such as a `Proposal`, or a log-density of one point, which is normalised.
+    - `beside`: another one, such as the target of a fit, drawn beside it on the same scale.
+    - `points`: samples to draw on top, one a row; the first 2,000.
+    - `layers`: of a flow that is a chain, a slider from the uniform density to the last layer.
+
+    !!! example
+
+        ```python
+        import jax
+        import determinax as dx
+
+        flow = dx.flows.projective_linear(3)
+        dx.plots.sphere(dx.Proposal(flow), "sphere.html", beside=lambda s: 2 * s[2])
+        ```
+    """
+    source, beside = _law(source), _law(beside)
+    for found in (source, beside):
+        if isinstance(found, AbstractProposal) and found.n != 3:
+            raise ValueError(f"a sphere to turn has n = 3, not n = {found.n}: see plots.density")
+    frames, labels = _layers(source) if layers else ([source], [""])
+    maps = [_spheres.Map("density", [_spheres.on_sphere(f, "").frames[0] for f in frames])]
+    if beside is not None:
+        maps.append(_spheres.on_sphere(beside, "beside it"))
+    data = _spheres.as_data(maps, labels, points)
+    words = "Drag to turn, or use the arrow keys. Densities are relative to the uniform one."
+    body = f"<h1>{html.escape(title)}</h1><p>{words}</p>{globes(data)}"
+    write_atomically(pathlib.Path(path), page(title, body, script()).encode())
+
+
+def _layers(source: Source) -> tuple[list[Source], list[str]]:
+    """The density after every layer of a chain: rotations change no density's shape, and are skipped."""
+    chain = getattr(source, "flow", None)
+    if not isinstance(chain, flows.Chain):
+        return [source], [""]
+    maps = chain.maps
+    ends = [i for i, f in enumerate(maps, 1) if not isinstance(f, flows.Rotation)]
+    ends = sorted({*ends[:: -(-len(ends) // 8)], len(maps)} - {0})
+    start = Proposal(flows.projective_linear(3))
+    made: list[Source] = [start, *(Proposal(flows.Chain(maps[:end])) for end in ends)]
+    return made, ["uniform", *(f"after {end} of {len(maps)} maps" for end in ends)]
+
+
 def evaluate(source: Source, points: Float[np.ndarray, "n num"]) -> np.ndarray:
     """The density at columns of points: relative to uniform for a proposal.
 
     A bare log-density is not normalised: its density is over the largest of these values.
     """
+    source = _law(source)
     log_p = _log_density(source)(points)
-    return np.exp(log_p if isinstance(source, Proposal) else log_p - log_p.max())
+    return np.exp(log_p if isinstance(source, AbstractProposal) else log_p - log_p.max())
 
 
-def _dimension(n: int | None, source: Source) -> int:
-    own = source.n if isinstance(source, Proposal) else None
+def save_map(
+    source: AbstractProposal | Density,
+    path: str | os.PathLike[str],
+    *,
+    points: Float[Any, "num 3"] | None = None,
+    regions: Sequence[float] = (0.5, 0.9),
+    title: str | None = None,
+) -> None:
+    """Write a map of a density on S^2 with points and regions: .png, .svg, .pdf, or .html.
+
+    The last is a page with a globe to turn, all in one file.
+
+    !!! example
+
+        ```python
+        dx.plots.save_map(density, "map.png", points=points)
+        dx.plots.save_map(density, "globe.html", points=points)
+        ```
+    """
+    path, law = pathlib.Path(path), _law(source)
+    if _dimension(None, law) != 3:
+        raise ValueError(f"maps are for n = 3, not n = {law.n}")
+    outlined = ", ".join(f"{p:.0%}" for p in regions)
+    caption = f"Lines: smallest regions that hold {outlined} of the mass." if regions else ""
+    if path.suffix.lower() == ".html":
+        text = _turning(law, points, regions, title or "A density", caption)
+        write_atomically(path, text.encode())
+        return
+    figure, axes = plt.subplots(subplot_kw={"projection": "mollweide"}, figsize=(9, 5))
+    density(law, points=points, log=True, regions=regions, axes=axes, title=title)
+    if caption:
+        axes.text(
+            0.5, -0.07, caption, ha="center", color="0.3", fontsize=9, transform=axes.transAxes
+        )
+    figure.savefig(path, dpi=200, bbox_inches="tight")
+    plt.close(figure)
+
+
+def _turning(law, points, regions, title: str, caption: str) -> str:
+    """The page around a plain map of longitudes by latitudes."""
+    lon, lat = _grid(721, 361)
+    values, colours = logarithmic(_relative(law, 3), None, None, levels := levels_of(law, regions))
+    drawn = values(_unit(lon, lat).reshape(3, -1)).reshape(lon.shape)
+    figure = plt.figure(figsize=(14.4, 7.2), dpi=100)
+    axes = figure.add_axes((0, 0, 1, 1))
+    axes.pcolormesh(lon, lat, drawn, shading="gouraud", **colours)
+    outline(axes, lon, lat, drawn, levels)
+    if points is not None:
+        _scatter(axes, np.asarray(points), "mollweide", None)
+    for degrees in range(-150, 180, 30):
+        axes.axvline(np.deg2rad(degrees), color="0.6", alpha=0.3, linewidth=0.5)
+        axes.axhline(np.deg2rad(degrees / 2), color="0.6", alpha=0.3, linewidth=0.5)
+    axes.set(xlim=(-np.pi, np.pi), ylim=(-np.pi / 2, np.pi / 2))
+    axes.set_axis_off()
+    buffer = io.BytesIO()
+    figure.savefig(buffer, format="png")
+    plt.close(figure)
+    top = np.unravel_index(np.argmax(drawn), drawn.shape)
+    centre = float(lon[top]), float(np.clip(lat[top], -1, 1))
+    return _globe.page(buffer.getvalue(), title=title, caption=caption, centre=centre)
+
+
+def _grid(columns: int, rows: int) -> tuple[np.ndarray, np.ndarray]:
+    longitude, latitude = (
+        np.linspace(-np.pi, np.pi, columns),
+        np.linspace(-np.pi / 2, np.pi / 2, rows),
+    )
+    lon, lat = np.meshgrid(longitude, latitude)
+    return lon, lat
+
+
+def _dimension(n: int | None, source: Any) -> int:
+    own = source.n if isinstance(source, AbstractProposal) else None
     if own is None and n is None:
         raise ValueError("a function does not say where it lives: pass n=2 or n=3 with it")
     if own is not None and n not in (None, own):
@@ -104,19 +257,19 @@ def _dimension(n: int | None, source: Source) -> int:
     return found
 
 
-def _log_density(source: Source) -> Values:
-    if isinstance(source, Proposal):
-        compiled = eqx.filter_jit(Proposal.log_density_columns)
-        dtype = dtype_of(source.flow)
-        return lambda points: np.asarray(compiled(source, jnp.asarray(points, dtype)), float)
+def _log_density(source: Any) -> Values:
+    if isinstance(source, AbstractProposal):
+        # colours need few digits, and sums over many kernels take half of the time
+        quick = cast(source, jnp.float32)
+        return lambda points: np.asarray(quick.log_density(points.T.astype(np.float32)), float)
     mapped = jax.jit(jax.vmap(source, in_axes=-1))
     return lambda points: np.asarray(mapped(jnp.asarray(points)), float)
 
 
-def _relative(source: Source, n: int) -> Values:
+def _relative(source: Any, n: int) -> Values:
     """Columns of points to densities relative to uniform; a bare log-density is normalised."""
     log_density = _log_density(source)
-    if isinstance(source, Proposal):
+    if isinstance(source, AbstractProposal):
         return lambda points: np.exp(log_density(points))
     if n == 2:
         angles = 2 * np.pi * np.arange(720) / 720
@@ -147,30 +300,33 @@ def _circle(values: Values, points, axes, title):
     return _finish(axes, None, title, None)
 
 
-def _draw(projection: str, values: Values, view, axes, colours: dict) -> tuple[Any, Any]:
+def _draw(
+    projection: str, values: Values, view, axes, colours: dict, levels: list[float] | None = None
+) -> tuple[Any, Any]:
     """Axes and what the colours belong to."""
     if projection == "mollweide":
-        return _mollweide(values, axes, colours)
+        return _mollweide(values, axes, colours, levels or [])
     if projection == "orthographic":
-        return _orthographic(values, view, axes, colours)
+        return _orthographic(values, view, axes, colours, levels or [])
     raise ValueError(f'projection is "mollweide" or "orthographic", not {projection!r}')
 
 
-def _mollweide(values: Values, axes, colours: dict) -> tuple[Any, Any]:
-    longitude = np.linspace(-np.pi, np.pi, 361)
-    latitude = np.linspace(-np.pi / 2, np.pi / 2, 181)
-    grid_lon, grid_lat = np.meshgrid(longitude, latitude)
+def _mollweide(values: Values, axes, colours: dict, levels: list[float]) -> tuple[Any, Any]:
+    grid_lon, grid_lat = _grid(361, 181)
     drawn = values(_unit(grid_lon, grid_lat).reshape(3, -1)).reshape(grid_lon.shape)
     if axes is None:
         _, axes = plt.subplots(subplot_kw={"projection": "mollweide"}, figsize=(6, 3.2))
     mesh = axes.pcolormesh(grid_lon, grid_lat, drawn, shading="gouraud", rasterized=True, **colours)
+    outline(axes, grid_lon, grid_lat, drawn, levels)
     axes.set_xticks(np.deg2rad(np.arange(-150, 180, 30)), [])
     axes.set_yticks(np.deg2rad(np.arange(-60, 90, 30)), [])
     axes.grid(color="0.6", alpha=0.4, linewidth=0.5)
     return axes, mesh
 
 
-def _orthographic(values: Values, view, axes, colours: dict) -> tuple[Any, Any]:
+def _orthographic(
+    values: Values, view, axes, colours: dict, levels: list[float]
+) -> tuple[Any, Any]:
     ahead, right, up = _camera(view)
     side = np.linspace(-1, 1, 401)
     x, y = np.meshgrid(side, side)
@@ -183,6 +339,7 @@ def _orthographic(values: Values, view, axes, colours: dict) -> tuple[Any, Any]:
     if axes is None:
         _, axes = plt.subplots(figsize=(4, 4))
     image = axes.imshow(drawn, extent=(-1, 1, -1, 1), origin="lower", **colours)
+    outline(axes, x, y, drawn, levels)
     turn, rise = np.linspace(-np.pi, np.pi, 361), np.linspace(-np.pi / 2, np.pi / 2, 181)
     for degrees in range(-180, 180, 30):
         meridian, parallel = np.deg2rad(degrees), np.deg2rad(degrees / 2)
@@ -204,7 +361,9 @@ def _camera(view: tuple[float, float]) -> tuple[np.ndarray, np.ndarray, np.ndarr
 
 
 def _scatter(axes, points: np.ndarray, projection: str, view) -> None:
-    style = {"color": "white", "ms": 1.5, "alpha": 0.6}
+    # many points are small ones, else they hide what is drawn below
+    size = float(np.clip(40 / max(1, len(points)) ** 0.5, 0.4, 1.5))
+    style = {"color": "white", "ms": size, "alpha": 0.6, "markeredgewidth": 0}
     if projection == "mollweide":
         lat = np.arcsin(np.clip(points[:, 2], -1, 1))
         axes.plot(np.arctan2(points[:, 1], points[:, 0]), lat, ".", **style)

@@ -1,13 +1,15 @@
-r"""Directions: uniform points and orthonormal frames on the unit sphere $S^{n-1}$.
+r"""Directions: uniform points, orthonormal frames, longitude and latitude on the unit sphere $S^{n-1}$.
 
 Points are columns, the batch is the last axis: an `(n, num)` array is what a matrix multiplies,
 and XLA's CPU backend reduces fast over the first axis.
 """
 
 import functools
+import math
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.core import Tracer
 from jaxtyping import Array, ArrayLike, DTypeLike, Float, PRNGKeyArray
 
@@ -87,10 +89,96 @@ def _householder(z: Float[Array, "n k"]) -> Float[Array, "n k"]:
     return q * jnp.where(jnp.diagonal(r) < 0, -1, 1).astype(z.dtype)
 
 
+def log_area(n: int) -> float:
+    r"""The logarithm of the area of $S^{n-1}$: $\log(2\pi^{n/2}/\Gamma(n/2))$, so $\log 4\pi$ at n = 3."""
+    return math.log(2) + n / 2 * math.log(math.pi) - math.lgamma(n / 2)
+
+
+def from_lonlat(
+    longitude: Float[ArrayLike, "*num"], latitude: Float[ArrayLike, "*num"]
+) -> Float[Array, "*num 3"]:
+    """Unit vectors, one a row, of longitudes (-360 to 360) and latitudes (-90 to 90) in degrees.
+
+    !!! example
+
+        ```python
+        dx.sphere.from_lonlat([0.0, 90.0], [0.0, 0.0])    # [[1, 0, 0], [0, 1, 0]]
+        ```
+    """
+    lon, lat = _degrees(longitude, "longitude", 360), _degrees(latitude, "latitude", 90)
+    if lon.shape != lat.shape:
+        raise ValueError(
+            f"{lon.shape} longitudes and {lat.shape} latitudes are not pairs: pass as many of each"
+        )
+    lon, lat = jnp.deg2rad(lon), jnp.deg2rad(lat)
+    flat = jnp.cos(lat)
+    return jnp.stack([flat * jnp.cos(lon), flat * jnp.sin(lon), jnp.sin(lat)], axis=-1)
+
+
+def to_lonlat(
+    points: Float[ArrayLike, "num 3"] | Float[ArrayLike, " 3"],
+) -> tuple[Float[Array, "*num"], Float[Array, "*num"]]:
+    """Longitude (-180 to 180) and latitude (-90 to 90) in degrees of unit vectors, one a row, or of one.
+
+    !!! example
+
+        ```python
+        longitude, latitude = dx.sphere.to_lonlat(q.sample(key, 1000))
+        ```
+    """
+    x, y, z = jnp.moveaxis(unit_rows(points, 3), -1, 0)
+    # by the arc tangent: the arc sine of a z next to 1 has half of its digits only
+    lat = jnp.arctan2(z, jnp.sqrt(x * x + y * y))
+    return jnp.rad2deg(jnp.arctan2(y, x)), jnp.rad2deg(lat)
+
+
+def _degrees(values: ArrayLike, name: str, most: float) -> Array:
+    try:
+        array = jnp.asarray(values)
+    except (TypeError, ValueError) as error:
+        raise TypeError(f"{name}s are numbers, in degrees, not {values!r:.40}") from error
+    if not (jnp.issubdtype(array.dtype, jnp.floating) or jnp.issubdtype(array.dtype, jnp.integer)):
+        raise TypeError(f"{name}s have dtype {array.dtype}: pass real numbers, in degrees")
+    if not isinstance(array, Tracer):
+        bad = np.flatnonzero(~(np.abs(np.asarray(array)) <= most))
+        if bad.size:
+            row = "" if array.ndim == 0 else f" of row {bad[0]}"
+            raise ValueError(
+                f"the {name}{row} is {np.ravel(array)[bad[0]]:g}, not a number of degrees from "
+                f"-{most} to {most}"
+            )
+    return array
+
+
+def unit_matrix(points: Float[ArrayLike, "num n"], what: str = "points") -> np.ndarray:
+    """Points, one a row, as a NumPy array of norms 1 in double precision; refused like `unit_rows`."""
+    try:
+        shape = unit_rows(points).shape
+    except ValueError:
+        _refuse_columns(np.asarray(points))
+        raise
+    if len(shape) != 2 or shape[0] == 0 or shape[1] < 2:
+        raise ValueError(
+            f"{what} of shape {shape} are not rows: pass one unit vector a row (num, n), n >= 2"
+        )
+    rows = np.asarray(points, float)
+    return rows / np.linalg.norm(rows, axis=1, keepdims=True)
+
+
+def _refuse_columns(points: np.ndarray) -> None:
+    """Unit vectors that are columns have rows of all kinds of norms: say what is wrong instead."""
+    if points.ndim == 2 and (np.abs(np.linalg.norm(points, axis=0) - 1) < _OFF).all():
+        raise ValueError(
+            f"points of shape {points.shape} have norm 1 by columns: pass the transpose, one a row"
+        )
+
+
 def unit_rows(
-    points: Float[ArrayLike, "num n"] | Float[ArrayLike, " n"], n: int
+    points: Float[ArrayLike, "num n"] | Float[ArrayLike, " n"], n: int | None = None
 ) -> Float[Array, "num n"] | Float[Array, " n"]:
     """Points, one a row, or one point, as an array; refused unless they have n entries and norm 1.
+
+    Without `n`, as many entries as they have.
 
     Inside of `jit`, `vmap` and `grad` there are no values to look at, so shapes alone are checked.
     """
@@ -103,6 +191,7 @@ def unit_rows(
         ) from error
     if not (jnp.issubdtype(rows.dtype, jnp.floating) or jnp.issubdtype(rows.dtype, jnp.integer)):
         raise TypeError(f"points have dtype {rows.dtype}: pass real numbers, one unit vector a row")
+    n = rows.shape[-1] if n is None and rows.ndim else n
     if rows.ndim not in (1, 2) or rows.shape[-1] != n:
         cure = f"pass one point ({n},) or one a row (num, {n})"
         if rows.shape[:1] == (n,):

@@ -20,9 +20,9 @@ import numpy as np
 import safetensors
 import safetensors.numpy
 
-from determinax import flows
+from determinax import flows, proposals
 from determinax._interrupts import writing
-from determinax.proposals import Proposal
+from determinax.proposals import AbstractProposal, Proposal
 
 FORMAT = "determinax.proposal"
 FORMAT_VERSION = 1
@@ -30,7 +30,7 @@ FORMAT_VERSION = 1
 # what a file may name: nothing else is ever built
 _CLASSES = {
     name: cls
-    for name, cls in vars(flows).items()
+    for name, cls in (vars(flows) | vars(proposals)).items()
     if isinstance(cls, type) and issubclass(cls, eqx.Module) and not name.startswith("Abstract")
 }
 
@@ -39,11 +39,13 @@ class StorageError(ValueError):
     """What is wrong with a stored proposal or checkpoint, in one sentence."""
 
 
-def save(proposal: Proposal, path: str | os.PathLike[str]) -> None:
+def save(proposal: AbstractProposal, path: str | os.PathLike[str]) -> None:
     """Write a proposal to a file, all or nothing: a crash leaves the old file or the new one."""
     _require_proposal(proposal)
     tensors: dict[str, np.ndarray] = {}
-    architecture = _describe(proposal.flow, "flow", tensors)
+    # a flow as in 0.1.0; every other density with the name of its class
+    is_flow = isinstance(proposal, Proposal)
+    architecture = _describe(proposal.flow if is_flow else proposal, "flow", tensors)
     header = {
         "format": FORMAT,
         "format_version": str(FORMAT_VERSION),
@@ -53,7 +55,7 @@ def save(proposal: Proposal, path: str | os.PathLike[str]) -> None:
     write_atomically(pathlib.Path(path), safetensors.numpy.save(tensors, metadata=header))
 
 
-def load(path: str | os.PathLike[str]) -> Proposal:
+def load(path: str | os.PathLike[str]) -> AbstractProposal:
     """Rebuild the proposal that `save` wrote; format, version, shapes and checksum are verified."""
     path = pathlib.Path(path)
     header, tensors = read_tensors(path)
@@ -78,14 +80,16 @@ def load(path: str | os.PathLike[str]) -> Proposal:
             'jax.config.update("jax_enable_x64", True)'
         )
     try:
-        flow = _build(architecture, tensors)
+        built = _build(architecture, tensors)
     except (KeyError, TypeError, AttributeError) as error:
         raise StorageError(
             f"{path}: describes an architecture unknown here ({_short(error)})"
         ) from error
-    if not isinstance(flow, flows.AbstractSphereMap):
-        raise StorageError(f"{path}: describes a {type(flow).__name__}, not a flow")
-    return Proposal(flow)
+    if isinstance(built, AbstractProposal):
+        return built
+    if not isinstance(built, flows.AbstractSphereMap):
+        raise StorageError(f"{path}: describes a {type(built).__name__}, not a flow")
+    return Proposal(built)
 
 
 def read_tensors(path: pathlib.Path) -> tuple[dict[str, str], dict[str, np.ndarray]]:
@@ -119,6 +123,9 @@ def write_atomically(path: pathlib.Path, data: bytes) -> None:
 
 
 def _write(path: pathlib.Path, data: bytes) -> None:
+    path = path.resolve()  # a link stays, and leads to what is written
+    if path.exists() and not path.is_file():  # a device or a pipe, which renaming would remove
+        raise OSError("it is no ordinary file")
     descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     try:
         with os.fdopen(descriptor, "wb") as file:
@@ -133,12 +140,12 @@ def _write(path: pathlib.Path, data: bytes) -> None:
 
 
 def _require_proposal(value: Any) -> None:
-    cure = "only a determinax.Proposal can be saved"
+    cure = "only a density such as determinax.Proposal can be saved"
     if isinstance(value, flows.AbstractSphereMap):
         cure = "save(Proposal(flow), path)"
-    elif isinstance(getattr(value, "proposal", None), Proposal):
+    elif isinstance(getattr(value, "proposal", None), AbstractProposal):
         cure = "save its .proposal"
-    if not isinstance(value, Proposal):
+    if not isinstance(value, AbstractProposal):
         raise StorageError(f"a {type(value).__name__} is not a proposal: {cure}")
 
 
@@ -147,7 +154,9 @@ def _describe(value: Any, name: str, tensors: dict[str, np.ndarray]) -> Any:
     if isinstance(value, eqx.Module):
         kind = type(value).__name__
         if kind not in _CLASSES or _CLASSES[kind] is not type(value):
-            raise StorageError(f"a {kind} cannot be stored: only maps of determinax.flows can")
+            raise StorageError(
+                f"a {kind} cannot be stored: only maps and densities of determinax can"
+            )
         fields = {
             f.name: _describe(getattr(value, f.name), f"{name}.{f.name}", tensors)
             for f in dataclasses.fields(value)

@@ -44,3 +44,27 @@ def test_a_frame_of_impossible_size_is_refused(k):
 def test_dtype_is_respected():
     assert sphere.uniform(KEY, 3, 5, jnp.float32).dtype == jnp.float32
     assert sphere.frame(KEY, 3, dtype=jnp.float32).dtype == jnp.float32
+
+
+def test_longitude_and_latitude_go_there_and_back():
+    lon, lat = np.array([0.0, 90, -179.5, 13.4, 0]), np.array([0.0, 0, 89.999, 52.5, -90])
+    points = sphere.from_lonlat(lon, lat)
+    np.testing.assert_allclose(points[:2], [[1, 0, 0], [0, 1, 0]], atol=1e-15)
+    np.testing.assert_allclose(sphere.to_lonlat(points)[0][:4], lon[:4], atol=1e-9)
+    np.testing.assert_allclose(sphere.to_lonlat(points)[1], lat, atol=1e-12)
+    assert sphere.from_lonlat(350, 10).shape == (3,)
+    assert float(sphere.to_lonlat(sphere.from_lonlat(350, 10))[0]) == pytest.approx(-10)
+
+
+@pytest.mark.parametrize(
+    ("lon", "lat", "sentence"),
+    [
+        ([0.0, 1.0], [0.0, 91.0], "the latitude of row 1 is 91"),
+        ([0.0, np.nan], [0.0, 1.0], "the longitude of row 1 is nan"),
+        ([0.0, 1.0], [0.0], "not pairs"),
+        (400.0, 0.0, "the longitude is 400"),
+    ],
+)
+def test_bad_degrees_are_refused(lon, lat, sentence):
+    with pytest.raises((TypeError, ValueError), match=sentence):
+        sphere.from_lonlat(lon, lat)

@@ -2,6 +2,7 @@
 
 import json
 import os
+import types
 
 import damage
 import equinox as eqx
@@ -13,7 +14,7 @@ import safetensors.numpy
 from flows.registry import REGISTRY
 
 from determinax import flows, storage
-from determinax.proposals import DefensiveMixture, Proposal
+from determinax.proposals import Proposal
 
 KEY = jax.random.key(0)
 
@@ -145,6 +146,27 @@ def test_writing_is_all_or_nothing(stored, monkeypatch):
     assert [p.name for p in stored.parent.iterdir()] == [stored.name]
 
 
+def test_pipes_and_devices_stay_what_they_are(tmp_path):
+    """Saved to as root, /dev/full became a file."""
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    with pytest.raises(storage.StorageError, match="cannot be written: it is no ordinary file"):
+        storage.save(Proposal(flows.projective_linear(5)), pipe)
+    assert pipe.is_fifo()
+    assert list(tmp_path.iterdir()) == [pipe]
+
+
+def test_a_link_leads_to_what_is_saved(tmp_path):
+    (tmp_path / "elsewhere").mkdir()
+    link, target = tmp_path / "q", tmp_path / "elsewhere" / "q"
+    link.symlink_to(target)
+    for _ in range(2):
+        storage.save(Proposal(flows.projective_linear(5)), link)
+    assert link.is_symlink()
+    assert target.is_file()
+    assert storage.load(link).n == 5
+
+
 class Foreign(flows.AbstractSphereMap):
     n: int = 3
     context_size: int = 0
@@ -157,7 +179,7 @@ class Foreign(flows.AbstractSphereMap):
 
 
 def test_maps_from_elsewhere_cannot_be_stored(tmp_path):
-    with pytest.raises(storage.StorageError, match="only maps of determinax"):
+    with pytest.raises(storage.StorageError, match="only maps and densities of determinax"):
         storage.save(Proposal(Foreign()), tmp_path / "q.safetensors")
     assert not list(tmp_path.iterdir())
 
@@ -166,10 +188,13 @@ def test_maps_from_elsewhere_cannot_be_stored(tmp_path):
     ("value", "cure"),
     [
         (flows.projective_linear(3), r"save\(Proposal\(flow\), path\)"),
-        (DefensiveMixture(Proposal(flows.projective_linear(3)), 0.1), r"save its \.proposal"),
-        (np.eye(3), "only a determinax.Proposal"),
+        (
+            types.SimpleNamespace(proposal=Proposal(flows.projective_linear(3))),
+            r"save its \.proposal",
+        ),
+        (np.eye(3), "only a density such as determinax.Proposal"),
     ],
-    ids=["flow", "mixture", "array"],
+    ids=["flow", "fit", "array"],
 )
 def test_only_proposals_are_saved_and_others_are_told_how(tmp_path, value, cure):
     with pytest.raises(storage.StorageError, match=f"is not a proposal: {cure}"):

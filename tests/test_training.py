@@ -75,11 +75,10 @@ def test_a_fit_to_data_speaks_of_likelihood(monkeypatch):
     told = []
     report = progress.Report(lambda *_: None, lambda done, note: told.append(note))
     monkeypatch.setattr(_loop, "reporting", lambda _: contextlib.nullcontext(report))
-    fit = fit_samples(points, flows.projective_linear(3), key=KEY, steps=40)
-    nats = -np.mean(fit.history["loss"][-2:])
-    assert f"mean log-density of the data {nats:.4f} nats" in repr(fit)
+    fit = fit_samples(points, flows.projective_linear(3), key=KEY, steps=40, validation=0)
+    assert f"log-likelihood of training points {fit.log_likelihood:.4f} +- " in repr(fit)
     for text in (repr(fit), *told):
-        assert "mean log-density of the data" in text
+        assert "log-likelihood" in text
         assert "effective" not in text
         assert "KL" not in text
     assert told
@@ -135,12 +134,26 @@ def test_fixed_rotations_stay_fixed():
             "steps must be a whole number from 1",
         ),
         (lambda f: fit_samples(np.ones((5, 2)), f, key=KEY, steps=10), "not rows in 3 dimensions"),
-        (lambda f: fit_samples(np.ones((0, 3)), f, key=KEY, steps=10), "not rows in 3 dimensions"),
+        (lambda f: fit_samples(np.ones((0, 3)), f, key=KEY, steps=10), "are not rows"),
         (
             lambda f: fit_samples(np.ones((5, 3)), f, key=KEY, steps=10),
             "row 0 of the points has norm",
         ),
-        (lambda f: fit_samples(np.eye(3)[0], f, key=KEY, steps=10), "pass one a row"),
+        (lambda f: fit_samples(np.eye(3)[0], f, key=KEY, steps=10), "pass one unit vector a row"),
+        (
+            lambda f: fit_samples(np.eye(3), f, key=KEY, validation=0),
+            "nothing says when to stop: pass steps",
+        ),
+        (lambda f: fit_samples(np.eye(3), f, key=KEY, validation=1.5), "a share from 0"),
+        (lambda f: fit_samples(np.eye(3), f, key=KEY, validation=[True] * 3), "not all True"),
+        (lambda f: fit_samples(np.eye(3), f, key=KEY, context=np.eye(2)), "for each of 3 points"),
+        (lambda f: fit_samples(np.eye(3), f, key=KEY, weights=[1.0]), "weights are 3 numbers"),
+        (lambda f: fit_samples(np.eye(3), f, key=KEY, jitter=-1.0), "jitter is a share"),
+        (lambda f: fit_samples(np.eye(3), f, key=KEY, max_seconds=0), "max_seconds is above 0"),
+        (
+            lambda f: fit_samples(np.eye(3), f, key=KEY, max_seconds=1, checkpoint="c"),
+            "no checkpoint to go on from",
+        ),
         (lambda f: fit_samples([[1.0, 0], [1]], f, key=KEY, steps=10), "an array of numbers"),
         (
             lambda f: fit_samples(np.full((2, 3), np.nan), f, key=KEY, steps=9),

@@ -9,6 +9,7 @@ from .base import trainable as trainable
 from .chain import Chain as Chain
 from .conditional import ConditionalLinear as ConditionalLinear
 from .conditional import Given as Given
+from .conditional import RescaledContext as RescaledContext
 from .conditioners import Conditioner as Conditioner
 from .cylinder import Circle as Circle
 from .cylinder import CylinderAutoregressive as CylinderAutoregressive

@@ -52,11 +52,11 @@ class Banded(AbstractFactor):
         self.upper, self.order = Constant(upper), Constant(order)
         self.n = len(order)
 
-    def multiply(self, z):
+    def multiply(self, z: Float[Array, "n *num"]) -> Float[Array, "n *num"]:
         """See `AbstractFactor`."""
         return _restore(self._product(z[self.order()]), self.order())
 
-    def solve(self, s):
+    def solve(self, s: Float[Array, "n *num"]) -> Float[Array, "n *num"]:
         """See `AbstractFactor`."""
         right = s[self.order()]
         x = self._substitute(right)
@@ -64,7 +64,7 @@ class Banded(AbstractFactor):
             x = x + self._substitute(right - self._product(x))
         return _restore(x, self.order())
 
-    def log_abs_det(self):
+    def log_abs_det(self) -> Float[Array, ""]:
         """See `AbstractFactor`."""
         return jnp.sum(jnp.log(jnp.abs(self.upper()[:, 0])))
 

@@ -6,9 +6,9 @@ import equinox as eqx
 import jax
 import jax.flatten_util
 import jax.numpy as jnp
-from jaxtyping import Array, Float, PRNGKeyArray
+from jaxtyping import Array, ArrayLike, Float, PRNGKeyArray
 
-from .base import AbstractSphereMap, Constant, dtype_of, trainable
+from .base import AbstractSphereMap, Constant, as_column, dtype_of, trainable
 from .conditioners import Conditioner
 from .linear import AbstractFactor, Product, project
 
@@ -133,3 +133,46 @@ class Given(AbstractSphereMap):
 
     def _inverse(self, s, context):
         return self.flow.inverse(s, self.context())
+
+
+class RescaledContext(AbstractSphereMap):
+    r"""A conditional map that sees $(c - \text{shift})/\text{scale}$ in place of the context c.
+
+    Networks learn from numbers about 1; a context may be years, or kelvin.
+    """
+
+    flow: AbstractSphereMap
+    shift: Constant
+    scale: Constant
+    context_size: int = eqx.field(static=True)
+    n: int = eqx.field(static=True)
+
+    def __init__(
+        self,
+        flow: AbstractSphereMap,
+        shift: Float[ArrayLike, " c"],
+        scale: Float[ArrayLike, " c"],
+    ):
+        dtype = dtype_of(flow)
+        shift, scale = jnp.asarray(shift, dtype), jnp.asarray(scale, dtype)
+        if not shift.shape == scale.shape == (flow.context_size,):
+            raise ValueError(
+                f"a shift of shape {shift.shape} and a scale of shape {scale.shape} are not "
+                f"{flow.context_size} numbers each"
+            )
+        self.flow, self.shift, self.scale = flow, Constant(shift), Constant(scale)
+        self.n, self.context_size = flow.n, flow.context_size
+
+    @property
+    def is_linear(self) -> bool:
+        """See `AbstractSphereMap`."""
+        return self.flow.is_linear
+
+    def _forward(self, s, context):
+        return self.flow.forward(s, self._rescaled(context))
+
+    def _inverse(self, s, context):
+        return self.flow.inverse(s, self._rescaled(context))
+
+    def _rescaled(self, context):
+        return (context - as_column(self.shift(), context)) / as_column(self.scale(), context)

@@ -198,9 +198,8 @@ class CylinderAutoregressive(AbstractSphereMap):
     def _forward(self, s, context):
         c = unfold(s)
         x = features(c.heights)
-        heights, log_slope, log_ratio = self.interval.forward(
-            c.heights, self.height_net(x, context)
-        )
+        params = self.height_net(x, context) if self.n > 3 else self._alone(c.heights, context)
+        heights, log_slope, log_ratio = self.interval.forward(c.heights, params)
         z, log_turn = self.circle.forward(c.circle, self.circle_net(x, context)[:, 0])
         log_det = log_turn + height_log_det(log_slope, log_ratio, self.n)
         return fold(heights, z, c.radii, log_ratio), log_det
@@ -214,14 +213,25 @@ class CylinderAutoregressive(AbstractSphereMap):
             h, log_slope, log_ratio = self.interval.inverse(c.heights[i], params)
             return heights.at[i].set(h), (log_slope, log_ratio)
 
-        heights, (log_slope, log_ratio) = jax.lax.scan(
-            step, jnp.zeros_like(c.heights), jnp.arange(self.n - 2)
-        )
+        if self.n == 3:
+            params = self._alone(c.heights, context)
+            heights, log_slope, log_ratio = self.interval.inverse(c.heights, params)
+        else:
+            heights, (log_slope, log_ratio) = jax.lax.scan(
+                step, jnp.zeros_like(c.heights), jnp.arange(self.n - 2)
+            )
         z, log_turn = self.circle.inverse(
             c.circle, self.circle_net(features(heights), context)[:, 0]
         )
         log_det = log_turn + height_log_det(log_slope, log_ratio, self.n)
         return fold(heights, z, c.radii, log_ratio), log_det
+
+    def _alone(self, heights, context):
+        """The parameters of the only height, which sees nothing but the context: found once for all."""
+        is_one = context is None or context.ndim == 1
+        nothing = jnp.zeros(heights.shape[:1] if is_one else heights.shape, heights.dtype)
+        params = self.height_net(nothing, context)
+        return jnp.broadcast_to(as_column(params, heights[None]), (len(params), *heights.shape))
 
 
 class Coordinates(NamedTuple):

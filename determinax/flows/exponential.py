@@ -69,12 +69,12 @@ class Polynomial(AbstractPotential):
         scale = jnp.sqrt(1 + jnp.sum(self.linear**2)) + eigenvalues[-1] - eigenvalues[0]
         return self.linear / scale, a / scale
 
-    def value(self, x):
+    def value(self, x: Float[Array, " n"]) -> Float[Array, ""]:
         """See `AbstractPotential`."""
         mu, a = self.coefficients()
         return mu @ x + x @ a @ x / 2
 
-    def derivatives(self, x):
+    def derivatives(self, x: Float[Array, " n"]) -> tuple[Float[Array, " n"], Float[Array, "n n"]]:
         """See `AbstractPotential`."""
         mu, a = self.coefficients()
         return mu + a @ x, a
@@ -108,12 +108,12 @@ class Radial(AbstractPotential):
         a = jnp.concatenate([self.logits, jnp.zeros(1, self.logits.dtype)])
         return mu, beta, jax.nn.softmax(a)[:-1] * jnp.exp(beta * (mu @ x - 1))
 
-    def value(self, x):
+    def value(self, x: Float[Array, " n"]) -> Float[Array, ""]:
         """See `AbstractPotential`."""
         _, beta, push = self._terms(x)
         return jnp.sum(push / beta)
 
-    def derivatives(self, x):
+    def derivatives(self, x: Float[Array, " n"]) -> tuple[Float[Array, " n"], Float[Array, "n n"]]:
         """See `AbstractPotential`."""
         mu, beta, push = self._terms(x)
         return push @ mu, (mu.T * (push * beta)) @ mu

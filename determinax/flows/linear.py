@@ -64,18 +64,18 @@ class Triangular(AbstractFactor):
         r"""$M$ itself."""
         return jnp.tril(self.below, -1) + jnp.diag(jnp.exp(self.log_diagonal))
 
-    def multiply(self, z):
+    def multiply(self, z: Float[Array, "n *num"]) -> Float[Array, "n *num"]:
         """See `AbstractFactor`."""
         scale = as_column(jnp.exp(self.log_diagonal), z)
         return scale * z + _product(jnp.tril(self.below, -1), z)
 
-    def solve(self, s):
+    def solve(self, s: Float[Array, "n *num"]) -> Float[Array, "n *num"]:
         """See `AbstractFactor`."""
         columns = s.reshape(self.n, -1)
         solved = _linalg.solve_triangular(self.matrix(), columns, lower=True)
         return solved.reshape(s.shape)
 
-    def log_abs_det(self):
+    def log_abs_det(self) -> Float[Array, ""]:
         """See `AbstractFactor`."""
         return jnp.sum(self.log_diagonal)
 
@@ -101,15 +101,15 @@ class Dense(AbstractFactor):
         self.matrix, self.n = Constant(matrix), len(matrix)
         self.log_scale = Constant(jnp.asarray(log_abs_det, matrix.dtype))
 
-    def multiply(self, z):
+    def multiply(self, z: Float[Array, "n *num"]) -> Float[Array, "n *num"]:
         """See `AbstractFactor`."""
         return _product(self.matrix(), z)
 
-    def solve(self, s):
+    def solve(self, s: Float[Array, "n *num"]) -> Float[Array, "n *num"]:
         """See `AbstractFactor`."""
         return _linalg.solve(self.matrix(), s.reshape(self.n, -1)).reshape(s.shape)
 
-    def log_abs_det(self):
+    def log_abs_det(self) -> Float[Array, ""]:
         """See `AbstractFactor`."""
         return self.log_scale()
 
@@ -124,15 +124,15 @@ class Diagonal(AbstractFactor):
         _check_size(n)
         self.log_diagonal, self.n = jnp.zeros(n, dtype), n
 
-    def multiply(self, z):
+    def multiply(self, z: Float[Array, "n *num"]) -> Float[Array, "n *num"]:
         """See `AbstractFactor`."""
         return as_column(jnp.exp(self.log_diagonal), z) * z
 
-    def solve(self, s):
+    def solve(self, s: Float[Array, "n *num"]) -> Float[Array, "n *num"]:
         """See `AbstractFactor`."""
         return as_column(jnp.exp(-self.log_diagonal), s) * s
 
-    def log_abs_det(self):
+    def log_abs_det(self) -> Float[Array, ""]:
         """See `AbstractFactor`."""
         return jnp.sum(self.log_diagonal)
 
@@ -161,12 +161,12 @@ class DiagonalLowRank(AbstractFactor):
         self.right = jnp.zeros((n, rank), dtype)
         self.n = n
 
-    def multiply(self, z):
+    def multiply(self, z: Float[Array, "n *num"]) -> Float[Array, "n *num"]:
         """See `AbstractFactor`."""
         scale = as_column(jnp.exp(self.log_diagonal), z)
         return scale * z + _product(self.left, _product(self.right.T, z))
 
-    def solve(self, s):
+    def solve(self, s: Float[Array, "n *num"]) -> Float[Array, "n *num"]:
         """See `AbstractFactor`."""
         inverse = jnp.exp(-self.log_diagonal)
         x = as_column(inverse, s) * s
@@ -175,7 +175,7 @@ class DiagonalLowRank(AbstractFactor):
         correction = _product(inverse[:, None] * self.left, inner)
         return x - correction.reshape(s.shape)
 
-    def log_abs_det(self):
+    def log_abs_det(self) -> Float[Array, ""]:
         """See `AbstractFactor`."""
         return jnp.sum(self.log_diagonal) + _linalg.log_abs_det(self._capacitance())
 
@@ -197,15 +197,15 @@ class Kronecker(AbstractFactor):
     def __init__(self, left: AbstractFactor, right: AbstractFactor):
         self.left, self.right, self.n = left, right, left.n * right.n
 
-    def multiply(self, z):
+    def multiply(self, z: Float[Array, "n *num"]) -> Float[Array, "n *num"]:
         """See `AbstractFactor`."""
         return self._apply(self.left.multiply, self.right.multiply, z)
 
-    def solve(self, s):
+    def solve(self, s: Float[Array, "n *num"]) -> Float[Array, "n *num"]:
         """See `AbstractFactor`."""
         return self._apply(self.left.solve, self.right.solve, s)
 
-    def log_abs_det(self):
+    def log_abs_det(self) -> Float[Array, ""]:
         """See `AbstractFactor`."""
         return self.right.n * self.left.log_abs_det() + self.left.n * self.right.log_abs_det()
 
@@ -234,15 +234,15 @@ class Circulant(AbstractFactor):
         identity = jnp.eye(channels, dtype=dtype)
         self.kernel = identity.reshape(channels, channels, *(1,) * len(shape)) * centre
 
-    def multiply(self, z):
+    def multiply(self, z: Float[Array, "n *num"]) -> Float[Array, "n *num"]:
         """See `AbstractFactor`."""
         return self._apply(jnp.matmul, z)
 
-    def solve(self, s):
+    def solve(self, s: Float[Array, "n *num"]) -> Float[Array, "n *num"]:
         """See `AbstractFactor`."""
         return self._apply(jax.vmap(_linalg.solve), s)
 
-    def log_abs_det(self):
+    def log_abs_det(self) -> Float[Array, ""]:
         """See `AbstractFactor`."""
         return jnp.sum(jax.vmap(_linalg.log_abs_det)(self.spectrum()))
 
@@ -274,19 +274,19 @@ class Product(AbstractFactor):
             raise ValueError(f"a product needs factors of one size, not of sizes {sorted(sizes)}")
         self.factors, self.n = tuple(factors), sizes.pop()
 
-    def multiply(self, z):
+    def multiply(self, z: Float[Array, "n *num"]) -> Float[Array, "n *num"]:
         """See `AbstractFactor`."""
         for factor in self.factors[::-1]:
             z = factor.multiply(z)
         return z
 
-    def solve(self, s):
+    def solve(self, s: Float[Array, "n *num"]) -> Float[Array, "n *num"]:
         """See `AbstractFactor`."""
         for factor in self.factors:
             s = factor.solve(s)
         return s
 
-    def log_abs_det(self):
+    def log_abs_det(self) -> Float[Array, ""]:
         """See `AbstractFactor`."""
         return jnp.sum(jnp.stack([f.log_abs_det() for f in self.factors]))
 
@@ -300,15 +300,15 @@ class Inverse(AbstractFactor):
     def __init__(self, factor: AbstractFactor):
         self.factor, self.n = factor, factor.n
 
-    def multiply(self, z):
+    def multiply(self, z: Float[Array, "n *num"]) -> Float[Array, "n *num"]:
         """See `AbstractFactor`."""
         return self.factor.solve(z)
 
-    def solve(self, s):
+    def solve(self, s: Float[Array, "n *num"]) -> Float[Array, "n *num"]:
         """See `AbstractFactor`."""
         return self.factor.multiply(s)
 
-    def log_abs_det(self):
+    def log_abs_det(self) -> Float[Array, ""]:
         """See `AbstractFactor`."""
         return -self.factor.log_abs_det()
 
@@ -332,17 +332,17 @@ class Preconditioner(AbstractFactor):
         self.function, self.inverse, self.n = function, inverse, n
         self.log_scale = Constant(jnp.asarray(log_abs_det, float))
 
-    def multiply(self, z):
+    def multiply(self, z: Float[Array, "n *num"]) -> Float[Array, "n *num"]:
         """See `AbstractFactor`."""
         return _columnwise(self.function, z)
 
-    def solve(self, s):
+    def solve(self, s: Float[Array, "n *num"]) -> Float[Array, "n *num"]:
         """See `AbstractFactor`."""
         if self.inverse is None:
             raise ValueError("this preconditioner has no inverse: give it as inverse=")
         return _columnwise(self.inverse, s)
 
-    def log_abs_det(self):
+    def log_abs_det(self) -> Float[Array, ""]:
         """See `AbstractFactor`."""
         return self.log_scale()
 

@@ -19,7 +19,7 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array
+from jaxtyping import Array, Float
 
 from .base import AbstractCircleMap, with_backward
 from .splines import join, rotate
@@ -51,12 +51,12 @@ class MoebiusMixture(AbstractCircleMap):
         """How many numbers one mixture takes."""
         return (2 if self.weights == "equal" else 3) * self.num_centres + 1
 
-    def forward(self, z, params):
+    def forward(self, z: Float[Array, "2 *num"], params: Array) -> tuple[Array, Array]:
         """See `AbstractCircleMap`."""
         turn, log_slope = _mixture(self.num_centres, params, z)
         return rotate(z, turn), log_slope
 
-    def inverse(self, z, params):
+    def inverse(self, z: Float[Array, "2 *num"], params: Array) -> tuple[Array, Array]:
         """See `AbstractCircleMap`."""
         k = self.num_centres
         phase = params[-1]

@@ -47,12 +47,12 @@ class IntervalSpline(AbstractIntervalMap):
         """How many numbers one spline takes."""
         return 3 * self.num_bins + 1
 
-    def forward(self, h, params):
+    def forward(self, h: Array, params: Array) -> tuple[Array, Array, Array]:
         """See `AbstractIntervalMap`."""
         shift, log_slope, log_ratio = _spline(False, params, (1 + h) / 2)
         return h + 2 * shift, log_slope, log_ratio
 
-    def inverse(self, h, params):
+    def inverse(self, h: Array, params: Array) -> tuple[Array, Array, Array]:
         """See `AbstractIntervalMap`."""
         shift, log_slope, log_ratio = _spline_inverse(False, params, (1 + h) / 2)
         return h + 2 * shift, log_slope, log_ratio
@@ -74,12 +74,12 @@ class CircularSpline(AbstractCircleMap):
         """How many numbers one spline takes."""
         return 3 * self.num_bins + 1
 
-    def forward(self, z, params):
+    def forward(self, z: Float[Array, "2 *num"], params: Array) -> tuple[Array, Array]:
         """See `AbstractCircleMap`."""
         shift, log_slope, _ = _spline(True, params[:-1], _angle(z))
         return rotate(z, 2 * np.pi * shift + params[-1]), log_slope
 
-    def inverse(self, z, params):
+    def inverse(self, z: Float[Array, "2 *num"], params: Array) -> tuple[Array, Array]:
         """See `AbstractCircleMap`."""
         z = rotate(z, -params[-1])
         shift, log_slope, _ = _spline_inverse(True, params[:-1], _angle(z))

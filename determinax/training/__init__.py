@@ -2,10 +2,11 @@
 
 from determinax.training._base import AbstractFitter, Fit, FitInterrupted, Record
 from determinax.training._loop import run
-from determinax.training.densities import divergence, fit_density, fit_samples
+from determinax.training.densities import divergence, fit_density
 from determinax.training.gradients import fit, train
 from determinax.training.jacobians import fit_jacobian
 from determinax.training.linear import fit_linear
+from determinax.training.samples import SampleFit, default_flow, fit_samples
 from determinax.training.tracker import Tracker
 
 __all__ = [
@@ -13,7 +14,9 @@ __all__ = [
     "Fit",
     "FitInterrupted",
     "Record",
+    "SampleFit",
     "Tracker",
+    "default_flow",
     "divergence",
     "fit",
     "fit_density",

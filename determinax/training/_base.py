@@ -2,8 +2,9 @@
 
 import abc
 import dataclasses
+import html
 import math
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import equinox as eqx
 import jax
@@ -11,6 +12,8 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 
+from determinax._drawing.curves import curve
+from determinax._drawing.page import card
 from determinax.operators import Products
 from determinax.proposals import Proposal
 
@@ -74,6 +77,10 @@ class Fit:
     converged: bool = False
     to_data: bool = False
 
+    def _repr_html_(self) -> str:
+        drawn = curve(self.history["loss"], "loss, nats", self.history["finite"])
+        return card(f"<p>{html.escape(repr(self))}</p>{drawn}")
+
     def __repr__(self) -> str:
         steps = len(self.history["loss"])
         skipped = f", {self.num_skipped} steps undone" if self.num_skipped else ""
@@ -112,13 +119,15 @@ class AbstractFitter(eqx.Module):
     """An algorithm with its problem: steps depend on each other, and the one loop takes them."""
 
     what: eqx.AbstractVar[str]
+    # what a step sees: a named tuple of scalars, with `loss` and `finite` among them
+    record: ClassVar[Any] = Record
 
     @abc.abstractmethod
     def init(self) -> Any:
         """The state before the first step: a pytree of arrays."""
 
     @abc.abstractmethod
-    def step(self, state: Any, key: PRNGKeyArray, index: Int[Array, ""]) -> tuple[Any, Record]:
+    def step(self, state: Any, key: PRNGKeyArray, index: Int[Array, ""]) -> tuple[Any, Any]:
         """The next state, and what the step saw."""
 
     @abc.abstractmethod

@@ -16,9 +16,9 @@ from determinax._checks import whole_number
 from determinax._interrupts import before_leaving, check, heeded
 from determinax._keys import stream
 from determinax.operators import NO_PRODUCTS, Products
-from determinax.progress import reporting
+from determinax.progress import Report, reporting
 from determinax.storage import StorageError
-from determinax.training._base import AbstractFitter, Fit, FitInterrupted, History, Record
+from determinax.training._base import AbstractFitter, Fit, FitInterrupted, History
 
 # steps of a piece at most: the length of the records' buffers on the device; whether a fit has
 # converged or stalled is looked at after so many
@@ -69,7 +69,8 @@ class _Run:
 
     def __init__(self, fitter, key, steps, spent, path, every, resume):
         self.fitter, self.key, self.steps, self.spent = fitter, key, steps, spent
-        history = {name: np.zeros(0, _DTYPES.get(name, float)) for name in Record._fields}
+        names = fitter.record._fields
+        history = {name: np.zeros(0, _DTYPES.get(name, float)) for name in names}
         self.reached: tuple[Any, History] = fitter.init(), history
         identity, seconds = "", 0.0
         if path is not None:
@@ -86,7 +87,7 @@ class _Run:
         """Steps that were taken, or tried."""
         return len(self.reached[1]["loss"])
 
-    def finish(self, report) -> Fit:
+    def finish(self, report: Report | None) -> Fit:
         """Take the steps that are left."""
         pace, counting = 1, False
         with before_leaving(lambda: self.keeper.write(self.done, *self.reached)):
@@ -146,7 +147,7 @@ class _Run:
             state,
             {
                 name: np.concatenate([history[name], np.asarray(getattr(records, name))[:num]])
-                for name in Record._fields
+                for name in history
             },
         )
 
@@ -176,7 +177,8 @@ class _Run:
 @eqx.filter_jit
 def _steps(fitter: AbstractFitter, state: Any, key: PRNGKeyArray, start, stop):
     """Steps `start` to `stop`, or until the fitter is done, and their records in buffers."""
-    buffers = Record(*(jnp.zeros(CHUNK, _DTYPES.get(name, float)) for name in Record._fields))
+    kind = fitter.record
+    buffers = kind(*(jnp.zeros(CHUNK, _DTYPES.get(name, float)) for name in kind._fields))
 
     def going(carry):
         i, state, _ = carry

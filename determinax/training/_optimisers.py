@@ -6,6 +6,7 @@ from typing import Any
 import optax
 
 from determinax._checkpoint import fingerprint
+from determinax._checks import positive_number
 
 # what is compiled for an optimiser is found again by its identity
 _known: dict[str, optax.GradientTransformation] = {}
@@ -17,6 +18,8 @@ def chosen(
 ) -> optax.GradientTransformation:
     """The caller's optimiser, or Adam at a learning rate; equal settings give one object."""
     if optimiser is None:
+        if learning_rate is not None and not callable(learning_rate):
+            learning_rate = positive_number(learning_rate, "learning_rate")
         return _adam(1e-3 if learning_rate is None else learning_rate)
     if not isinstance(optimiser, optax.GradientTransformation):
         raise TypeError(
@@ -40,3 +43,20 @@ def warm_cosine(steps: int, peak: float = 5e-3) -> optax.Schedule:
     """A short rise to `peak`, then a cosine down to nothing."""
     rise = max(1, min(100, steps // 100))
     return optax.warmup_cosine_decay_schedule(peak / 10, peak, rise, max(steps, rise + 1))
+
+
+def clipped(
+    optimiser: optax.GradientTransformation | None,
+    learning_rate: float | optax.Schedule | None,
+    steps: int,
+    attempt: int = 0,
+) -> optax.GradientTransformation:
+    """For data: the caller's, or Adam with bounded gradients, more slowly with every attempt."""
+    if optimiser is not None or learning_rate is not None:
+        return chosen(optimiser, learning_rate)
+    return _clipped_adam(steps, 5e-3 / 2**attempt)
+
+
+@functools.lru_cache(maxsize=32)
+def _clipped_adam(steps: int, peak: float) -> optax.GradientTransformation:
+    return optax.chain(optax.clip_by_global_norm(1.0), optax.adam(warm_cosine(steps, peak)))

@@ -1,4 +1,4 @@
-"""Fit a flow to a density, or to data, on the sphere."""
+"""Fit a flow to a density on the sphere that can be evaluated."""
 
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -8,9 +8,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-from jaxtyping import Array, ArrayLike, Float, PRNGKeyArray
+from jaxtyping import Array, Float, PRNGKeyArray
 
-from determinax import sphere
 from determinax._checks import whole_number
 from determinax.flows import AbstractSphereMap
 from determinax.proposals import Proposal
@@ -56,37 +55,6 @@ def fit_density(
     )
 
 
-def fit_samples(
-    points: Float[ArrayLike, "num n"],
-    flow: AbstractSphereMap,
-    *,
-    key: PRNGKeyArray,
-    steps: int,
-    batch_size: int = 256,
-    learning_rate: float | optax.Schedule | None = None,
-    **options: Any,
-) -> Fit:
-    r"""Fit a flow to data on the sphere, one unit vector a row, by maximum likelihood.
-
-    The loss is the mean of $-\log q$ over a random batch, so minus the loss is the mean log-density of
-    the data, in nats relative to the uniform law: that judges a fit. The effective sample size in the
-    history is that of weights $1/q$, which says how far from uniform the data are, not how good the
-    fit is. The other arguments are those of `fit_density`.
-    """
-    batch_size = whole_number(batch_size, "batch_size", least=2)
-    loss = _NegativeLikelihood(_unit_vectors(points, flow.n), batch_size)
-    return train(
-        loss,
-        flow,
-        key=key,
-        steps=steps,
-        learning_rate=learning_rate,
-        what="fitting data",
-        to_data=True,
-        **options,
-    )
-
-
 class _ReverseDivergence(eqx.Module):
     """Of a flow from a density, up to a constant, on a batch of the flow's own points."""
 
@@ -97,18 +65,6 @@ class _ReverseDivergence(eqx.Module):
         points, log_q = Proposal(flow).sample_columns(key, self.batch_size)
         log_w = jax.vmap(self.log_density, in_axes=-1)(points) - log_q
         return -jnp.mean(log_w), jax.lax.stop_gradient(log_w)
-
-
-class _NegativeLikelihood(eqx.Module):
-    """Of a random batch of data."""
-
-    data: Float[Array, "n num"]
-    batch_size: int = eqx.field(static=True)
-
-    def __call__(self, flow: AbstractSphereMap, key: PRNGKeyArray) -> tuple[Array, Array]:
-        chosen = jax.random.randint(key, (self.batch_size,), 0, self.data.shape[1])
-        log_q = Proposal(flow).log_density_columns(self.data[:, chosen])
-        return -jnp.mean(log_q), jax.lax.stop_gradient(-log_q)
 
 
 class Divergence(NamedTuple):
@@ -150,12 +106,3 @@ def _require_scalar(log_density: LogDensity, flow: AbstractSphereMap) -> None:
         raise ValueError(
             f"log_density takes one point ({flow.n},) and returns one number, not {shape}"
         )
-
-
-def _unit_vectors(points: ArrayLike, n: int) -> Float[Array, "n num"]:
-    data = sphere.unit_rows(points, n)
-    if data.ndim != 2 or len(data) == 0:
-        raise ValueError(
-            f"points of shape {data.shape} are not rows in {n} dimensions: pass one a row (num, {n})"
-        )
-    return (data / jnp.linalg.norm(data, axis=1, keepdims=True)).T

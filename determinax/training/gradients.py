@@ -5,7 +5,7 @@ divergence from it: $\mathbb{E}_q[\log q(s) + n\log\|As\|] = \log|\det A| + \mat
 """
 
 from collections.abc import Callable
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import equinox as eqx
 import jax
@@ -18,15 +18,14 @@ from jaxtyping import Array, Float, Int, PRNGKeyArray
 from determinax import operators as ops
 from determinax._checks import require_key, whole_number
 from determinax._interrupts import heeded
-from determinax._linalg import held, log_norm
+from determinax._objective import GradientKind, objective, product_with
 from determinax.flows import AbstractSphereMap, trainable
-from determinax.operators import NO_PRODUCTS, Products, columns
+from determinax.operators import NO_PRODUCTS, Products
 from determinax.proposals import Proposal
 from determinax.training._base import AbstractFitter, Fit, History, Record, mean_of, summary
 from determinax.training._loop import CHUNK, run
 from determinax.training._optimisers import chosen, warm_cosine
 
-GradientKind = Literal["path", "total", "forward"]
 # a loss: flow and key -> scalar, and the batch's log-weights (target over proposal). Arrays of a
 # loss that is an equinox module are arguments of the compiled step, not constants in it
 Loss = Callable[[Any, PRNGKeyArray], tuple[Float[Array, ""], Float[Array, " batch"]]]
@@ -247,58 +246,3 @@ class Objective(eqx.Module):
         """Minus the mean log-weight, and the log-weights."""
         product = product_with(self.operator, self.transpose)
         return objective(flow, key, self.batch_size, product, self.gradient)
-
-
-def objective(
-    flow: AbstractSphereMap,
-    key: PRNGKeyArray,
-    batch_size: int,
-    product: Callable[[Array], Array],
-    gradient: GradientKind,
-    context: Float[Array, "c batch"] | None = None,
-) -> tuple[Float[Array, ""], Float[Array, " batch"]]:
-    """Minus the mean log-weight, with one of three gradients, and the log-weights.
-
-    `product` multiplies points, a column each, with their operators; `context` has a column for each.
-    """
-    points, log_q = Proposal(flow).sample_columns(key, batch_size, context)
-    if gradient == "forward":
-        points, log_q = jax.lax.stop_gradient((points, log_q))
-    if gradient == "path":
-        log_q = Proposal(held(flow)).log_density_columns(points, context)
-    log_w = -flow.n * log_norm(product(points)) - log_q
-    value = -jnp.mean(log_w)
-    if gradient == "forward":
-        likelihood = jax.nn.softmax(log_w) @ Proposal(flow).log_density_columns(points, context)
-        # the value of the objective with the gradient of the weighted likelihood
-        value = value - (likelihood - jax.lax.stop_gradient(likelihood))
-    return value, jax.lax.stop_gradient(log_w)
-
-
-def product_with(
-    operator: lx.AbstractLinearOperator,
-    transpose: lx.AbstractLinearOperator | None,
-    images: Float[Array, "m num"] | None = None,
-) -> Callable[[Array], Array]:
-    """Products whose gradient is a product with the transpose: one for one, for every operator.
-
-    Where the `images` of the points are known already, they are taken as they are.
-    """
-    dtype = operator.in_structure().dtype
-    return lambda points: _product(points.astype(dtype), (operator, transpose, images))
-
-
-@eqx.filter_custom_vjp
-def _product(points, known):
-    operator, _, images = known
-    return columns(operator, points) if images is None else images
-
-
-@_product.def_fwd
-def _product_forward(_, points, known):
-    return _product(points, known), None
-
-
-@_product.def_bwd
-def _product_backward(_, cotangents, __, points, known):
-    return columns(known[1], cotangents).astype(points.dtype)

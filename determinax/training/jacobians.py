@@ -11,13 +11,14 @@ from jaxtyping import Array, Float, PRNGKeyArray
 
 from determinax._checks import whole_number
 from determinax._keys import stream
+from determinax._objective import objective
 from determinax.flows import AbstractSphereMap
 from determinax.jacobians import require_context
 from determinax.operators import OperatorError, Products
 from determinax.proposals import Proposal
 from determinax.training._base import Fit
 from determinax.training._optimisers import warm_cosine
-from determinax.training.gradients import objective, train
+from determinax.training.gradients import train
 
 
 def fit_jacobian(

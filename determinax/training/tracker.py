@@ -14,15 +14,17 @@ from determinax import operators as ops
 from determinax._checks import require_key, whole_number
 from determinax._diagnostics import EQUAL_WEIGHTS, Pooled
 from determinax._linalg import held, log_norm
+from determinax._objective import objective, product_with
 from determinax._states import log_mean_exp
 from determinax.estimate import Bound, Bounds, Estimate
 from determinax.flows import trainable
 from determinax.operators import Products, columns, traits
 from determinax.proposals import Proposal, cast
+from determinax.surrogates import require_given
 from determinax.training._base import Fit
 from determinax.training._optimisers import chosen
 from determinax.training.broyden import tracking_update
-from determinax.training.gradients import GradientFitter, State, objective, product_with
+from determinax.training.gradients import GradientFitter, State
 from determinax.training.secant import require_memory
 
 # steps over which the spread of log-weights is pooled: it changes no faster than the proposal
@@ -122,7 +124,13 @@ class Tracker(eqx.Module):
         return cls(fit.proposal, optimiser)
 
     def step(
-        self, operator: Any, key: PRNGKeyArray, num_matvecs: int = 8, *, example: Any = None
+        self,
+        operator: Any,
+        key: PRNGKeyArray,
+        num_matvecs: int = 8,
+        *,
+        example: Any = None,
+        context: Float[Array, " c"] | None = None,
     ) -> tuple["Tracker", Estimate]:
         """Estimate with the proposal as it is, then update it from the same products.
 
@@ -132,6 +140,7 @@ class Tracker(eqx.Module):
             cost products every step.
         - `num_matvecs`: products to spend, transposed ones included: as many directions with a dense
             M, half as many with a flow that is trained by gradients.
+        - `context`: what a conditional flow knows of this operator; None for any other flow.
         """
         admitted = ops.admit(operator, example, check_linear=False)
         entered = admitted.operator
@@ -141,6 +150,7 @@ class Tracker(eqx.Module):
                 f"the tracker lives in {self.proposal.n} dimensions and the operator takes vectors "
                 f"of {entered.in_size()}: start one for this operator"
             )
+        require_given(self.proposal, context)
         products = self._products(entered, num_matvecs)
         key = require_key(key, "Tracker")
         transpose = None
@@ -151,8 +161,8 @@ class Tracker(eqx.Module):
                 "operator one, or track a dense M, as fit_linear gives it",
             )
         tracker = self.cast(entered.in_structure().dtype)
-        run = _step if _shell.is_staged(self, entered, key) else _compiled_step
-        tracker, estimate = _shell.guarded(entered, run, entered, transpose, tracker, key, products)
+        step = entered, transpose, tracker, key, products, context
+        tracker, estimate = _shell.guarded(entered, _compiled_step, *step)
         return tracker, _shell.charged(estimate, admitted.spent)
 
     def cast(self, dtype: Any) -> "Tracker":
@@ -171,13 +181,13 @@ class Tracker(eqx.Module):
         return Products(num)
 
 
-def _step(operator, transpose, tracker: Tracker, key, products: Products):
+def _step(operator, transpose, tracker: Tracker, key, products: Products, context):
     if tracker.optimiser is None:
         proposal, log_w = _follow_by_algebra(operator, tracker.proposal, key, products.forward)
         optimiser_state = None
     else:
         proposal, optimiser_state, log_w = _follow_by_gradients(
-            operator, transpose, tracker, key, products.forward
+            operator, transpose, tracker, key, products.forward, context
         )
     seen = jax.lax.stop_gradient(log_w)
     own = jnp.sum((seen - jnp.mean(seen)) ** 2).astype(tracker.pooled_squares.dtype)
@@ -218,9 +228,9 @@ def _follow_by_algebra(operator, proposal: Proposal, key, num: int):
     return held(Proposal(flows.ProjectiveLinear(flows.Dense(new, new_log_abs_det)))), log_w
 
 
-def _follow_by_gradients(operator, transpose, tracker: Tracker, key, num: int):
+def _follow_by_gradients(operator, transpose, tracker: Tracker, key, num: int, context):
     """Proposal and optimiser after a step on the objective, and the log-weights before it."""
-    points, log_q = held(tracker.proposal).sample_columns(key, num)
+    points, log_q = held(tracker.proposal).sample_columns(key, num, context)
     dtype = operator.in_structure().dtype
     points, log_q = points.astype(dtype), log_q.astype(dtype)
     images = columns(operator, points)
@@ -229,7 +239,7 @@ def _follow_by_gradients(operator, transpose, tracker: Tracker, key, num: int):
     optimiser = tracker.optimiser
     assert optimiser is not None
     fitter = GradientFitter(
-        loss=lambda flow, key: objective(flow, key, num, product, tracker.gradient),
+        loss=lambda flow, key: objective(flow, key, num, product, tracker.gradient, context),
         start=held(tracker.proposal.flow),
         optimiser=optimiser,
         tolerance=0.0,

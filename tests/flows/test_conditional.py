@@ -52,3 +52,21 @@ def test_wrong_arguments_name_the_cure():
         flows.ConditionalLinear(part, part, context_size=1, key=KEY)
     with pytest.raises(ValueError, match="not one of 3 numbers"):
         Proposal(flows.conditional_linear(3, key=KEY)).given(jnp.ones(2))
+
+
+def test_a_rescaled_context_is_the_map_at_the_other_context():
+    f, s = build("conditional-triangular", 10, "float64", 0.3).flow, points(10, "float64", 6)
+    contexts = jax.random.normal(KEY, (3, 6))
+    shift, scale = jnp.array([2000.0, 0.0, -3.0]), jnp.array([30.0, 1e-3, 1.0])
+    g = flows.RescaledContext(f, shift, scale)
+    years = scale[:, None] * contexts + shift[:, None]
+    for one, other in (
+        (g.forward(s, years), f.forward(s, contexts)),
+        (g.inverse(s, years), f.inverse(s, contexts)),
+    ):
+        for got, right in zip(one, other, strict=True):
+            np.testing.assert_allclose(got, right, atol=1e-9)
+    one = g.forward(s, years[:, 0])[0][:, 0]
+    np.testing.assert_allclose(one, g.forward(s, years)[0][:, 0], atol=1e-9)
+    with pytest.raises(ValueError, match="not 3 numbers each"):
+        flows.RescaledContext(f, shift[:2], scale)

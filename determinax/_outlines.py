@@ -1,0 +1,54 @@
+"""Outlines of regions, and colours by orders of magnitude: what maps of data need."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+from matplotlib.colors import LogNorm
+
+from determinax.densities import Density, questions
+from determinax.proposals import AbstractProposal
+
+Values = Callable[[np.ndarray], np.ndarray]
+
+
+def law(source: Any) -> Any:
+    """The proposal of a `Density`; anything else as it is."""
+    return source.proposal if isinstance(source, Density) else source
+
+
+def levels_of(source: Any, regions: Sequence[float]) -> list[float]:
+    """The densities at the edges of regions, from low to high."""
+    if regions and not isinstance(source, AbstractProposal):
+        raise ValueError("regions are of a Density or another proposal, which can be sampled")
+    key, num = jax.random.key(0), 10_000
+    found = [questions.region(source, p, key=key, num_samples=num).log_level for p in regions]
+    return sorted(set(np.exp(found)))
+
+
+def logarithmic(
+    values: Values, vmin: float | None, vmax: float | None, levels: list[float]
+) -> tuple[Values, dict[str, Any]]:
+    """Colours by orders of magnitude: below the lowest, the lowest."""
+    if vmax is None:
+        # a kernel at a single event may be a million times the uniform law: no need for a colour of its own
+        vmax = max(100.0, 10 * max(levels, default=0.0))
+    vmin = vmax / 1e4 if vmin is None else vmin
+    colours = {"cmap": "viridis", "norm": LogNorm(vmin, vmax)}
+    return (lambda p: np.clip(values(p), vmin, vmax)), colours
+
+
+def outline(
+    axes: Any, x: np.ndarray, y: np.ndarray, drawn: np.ndarray, levels: list[float]
+) -> None:
+    """Draw the lines where a density is at given levels."""
+    if levels:
+        axes.contour(
+            x,
+            y,
+            np.log(np.maximum(drawn, 1e-300)),
+            np.log(levels),
+            colors="#ff5533",
+            linewidths=0.8,
+        )

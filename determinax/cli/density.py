@@ -1,0 +1,184 @@
+"""`determinax density` and `determinax sample`."""
+
+import json
+import pathlib
+import sys
+from typing import Annotated, Any
+
+import typer
+
+from determinax import _interrupts
+from determinax.cli import common
+from determinax.cli.common import Count
+from determinax.progress import Report, reporting
+
+_MAPS = (".png", ".svg", ".pdf", ".html")
+
+
+def density(
+    file: Annotated[
+        pathlib.Path, typer.Argument(help="Points, one a row: .csv .txt .npy (see --lonlat).")
+    ],
+    lonlat: Annotated[
+        bool,
+        typer.Option("--lonlat", help="Columns of a .csv are longitude and latitude in degrees."),
+    ] = False,
+    columns: Annotated[
+        str | None,
+        typer.Option(help="With --lonlat: which columns, by name or number: LON,LAT."),
+    ] = None,
+    map_to: Annotated[
+        pathlib.Path | None,
+        typer.Option("--map", help="Draw a map: .png .svg .pdf, or .html for a globe to turn."),
+    ] = None,
+    save: Annotated[
+        pathlib.Path | None, typer.Option(help="Where the density goes (.safetensors).")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")] = False,
+    seconds: Annotated[
+        float, typer.Option(help="The time for flows; 0 leaves them out.", min=0.0)
+    ] = 240.0,
+    floor: Annotated[float, typer.Option(help="The least width of a kernel, in degrees.")] = 0.01,
+    header: common.Header = None,
+    skip_rows: common.SkipRows = 0,
+    seed: common.Seed = 0,
+) -> None:
+    """Fit a density to points on a sphere, and say what it is worth.
+
+    Kernels, von Mises-Fisher bumps and flows are stacked by the likelihood of points that were held out.
+    Without `--lonlat` every row is a unit vector.
+
+    **Examples**
+
+        determinax density events.csv --lonlat
+        determinax density events.csv --lonlat --map map.png --save q.safetensors --json
+        determinax density vectors.npy --seconds 0
+        determinax sample q.safetensors 1000 --lonlat
+    """
+    with common.bad_input_exits():
+        if columns is not None and not lonlat:
+            raise ValueError("--columns names longitude and latitude: say --lonlat, too")
+        if map_to is not None and map_to.suffix.lower() not in _MAPS:
+            raise ValueError(f"{map_to}: maps are {' '.join(_MAPS)}")
+        if not floor > 0:
+            raise ValueError(f"--floor is a width above 0, in degrees, not {floor:g}")
+        for path in (map_to, save):
+            if path is not None:
+                common.require_writable(path)
+        with reporting() as report:
+            values = _read(file, lonlat, columns, header, skip_rows, report)
+            found = _fit(values, lonlat, map_to, save, seconds, floor, seed, report)
+        about = {"file": str(file), "seed": seed}
+        print(json.dumps(about | found.to_dict(), indent=2) if as_json else found, flush=True)
+
+
+def sample(
+    proposal: Annotated[pathlib.Path, typer.Argument(help="A density that was saved.")],
+    num: Annotated[Count, typer.Argument(help="How many points.")] = 1000,
+    lonlat: Annotated[
+        bool, typer.Option("--lonlat", help="Longitude and latitude in degrees (n = 3).")
+    ] = False,
+    out: Annotated[
+        pathlib.Path | None, typer.Option(help="A .csv file; standard output by default.")
+    ] = None,
+    seed: common.Seed = 0,
+) -> None:
+    """Draw points from a density that was saved, as comma-separated text.
+
+    Columns are x1 to xn, or longitude and latitude.
+
+    **Examples**
+
+        determinax sample q.safetensors 1000
+        determinax sample q.safetensors 1e5 --lonlat --out new.csv
+
+    The same seed draws the same points.
+    """
+    with common.bad_input_exits():
+        count = common.whole(num, "num") or 1
+        if not proposal.exists():
+            raise ValueError(f"{proposal}: no such file")
+        if out is not None:
+            common.require_writable(out)
+        with reporting() as report:
+            names, rows = _drawn(proposal, count, lonlat, seed, report)
+        lines = (",".join(f"{x:.9g}" for x in row) for row in rows.tolist())
+        text = "\n".join([",".join(names), *lines]) + "\n"
+        if out is None:
+            sys.stdout.write(text)
+        else:
+            out.write_text(text)
+            print(f"{count:,} points in {out}", flush=True)
+
+
+def _read(
+    file: pathlib.Path,
+    lonlat: bool,
+    columns: str | None,
+    header: bool | None,
+    skip_rows: float,
+    report: Report | None,
+) -> Any:
+    if not lonlat:
+        return common.read(file, header, skip_rows, report)
+    if header is not None or skip_rows:
+        raise ValueError("--lonlat finds the header by itself: leave --header and --skip-rows out")
+    if not file.exists():  # said before NumPy is there
+        raise ValueError(f"{file}: no such file")
+    common.say(report, f"reading {file.name}")
+    from determinax.places import read_lonlat
+
+    return read_lonlat(file, columns=None if columns is None else columns.split(","))
+
+
+def _fit(
+    values: Any,
+    lonlat: bool,
+    map_to: pathlib.Path | None,
+    save: pathlib.Path | None,
+    seconds: float,
+    floor: float,
+    seed: int,
+    report: Report | None,
+) -> Any:
+    jax = common.set_up_jax(report)
+    import numpy as np
+
+    import determinax as dx
+    from determinax._keys import stream
+
+    points = dx.sphere.from_lonlat(*values) if lonlat else dx.sphere.unit_matrix(values)
+    if map_to is not None and points.shape[1] != 3:
+        raise ValueError(f"--map is for n = 3, and these points have n = {points.shape[1]}")
+    key = stream(jax.random.key(seed), "density")
+    found = dx.density(points, key=key, seconds=seconds, floor=float(np.deg2rad(floor)))
+    _interrupts.conclude()
+    if save is not None:
+        found.save(save)
+    if map_to is not None:
+        common.say(report, "drawing")
+        from determinax import plots
+
+        plots.save_map(found, map_to, points=points)
+    return found
+
+
+def _drawn(
+    path: pathlib.Path, num: int, lonlat: bool, seed: int, report: Report | None
+) -> tuple[list[str], Any]:
+    jax = common.set_up_jax(report)
+    import numpy as np
+
+    import determinax as dx
+    from determinax._keys import stream
+
+    q = dx.load(path)
+    if lonlat and q.n != 3:
+        raise ValueError(f"--lonlat is for n = 3, and {path} has n = {q.n}: leave it out")
+    if q.context_size:
+        raise ValueError(f"{path}: depends on a context: draw from it in Python")
+    common.say(report, "drawing points")
+    points = q.sample(stream(jax.random.key(seed), "sample"), num)
+    if not lonlat:
+        return [f"x{i + 1}" for i in range(q.n)], np.asarray(points)
+    return ["longitude", "latitude"], np.stack(dx.sphere.to_lonlat(points), axis=1)

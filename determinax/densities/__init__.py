@@ -1,0 +1,9 @@
+"""The density of data on a sphere in one call: fitted, stacked, judged."""
+
+from .fit import density as density
+from .questions import Marginal as Marginal
+from .questions import Region as Region
+from .result import Density as Density
+from .tests import Uniformity as Uniformity
+from .tests import goodness_of_fit as goodness_of_fit
+from .tests import uniformity as uniformity

@@ -1,0 +1,139 @@
+"""What `density` gives: a law to ask, and the verdict on it."""
+
+import dataclasses
+import math
+import os
+from typing import Any
+
+from jaxtyping import Array, ArrayLike, Float, PRNGKeyArray
+
+from determinax import storage
+from determinax._keys import stream
+from determinax.densities import questions
+from determinax.densities.questions import Marginal, Region
+from determinax.densities.verdict import Score, Verdict
+from determinax.proposals import AbstractProposal
+from determinax.proposals.base import Measure
+
+
+@dataclasses.dataclass(frozen=True)
+class Density:
+    """The density of data on a sphere.
+
+    **Fields:**
+
+    - `proposal`: the density itself, which mixes, saves and draws like any other.
+    - `parts`: the weight of every model that it is stacked of, by name.
+    - `models`: everything that was fitted, whether it has a weight or not.
+    - `verdict`: held-out likelihoods of all models, tests and reasons; `status` is its word: "ok",
+        "no structure", "overfit" or "underfit".
+    - `num_points`, `num_held_out`, `seconds`: what it rests on.
+    """
+
+    proposal: AbstractProposal
+    parts: dict[str, float]
+    models: dict[str, AbstractProposal]
+    verdict: Verdict
+    num_points: int
+    num_held_out: int
+    seconds: float
+    key: PRNGKeyArray
+
+    @property
+    def n(self) -> int:
+        """The dimension of the space around the sphere."""
+        return self.proposal.n
+
+    @property
+    def status(self) -> str:
+        """The verdict in a word."""
+        return self.verdict.status
+
+    @property
+    def reasons(self) -> tuple[str, ...]:
+        """The verdict in sentences."""
+        return self.verdict.reasons
+
+    def log_density(
+        self,
+        points: Float[ArrayLike, "num n"] | Float[ArrayLike, " n"],
+        *,
+        measure: Measure = "uniform",
+    ) -> Float[Array, " num"] | Float[Array, ""]:
+        """The log-density at unit vectors, one a row: over the uniform law, or per `"area"`."""
+        return self.proposal.log_density(points, measure=measure)
+
+    def sample(self, key: PRNGKeyArray, num: int) -> Float[Array, "num n"]:
+        """`num` new points, one a row."""
+        return self.proposal.sample(key, num)
+
+    def region(self, mass: float = 0.9, *, num_samples: int = 10_000) -> Region:
+        """The smallest region that holds a given mass: `contains(points)`, `area`, `share`.
+
+        !!! example
+
+            ```python
+            region = density.region(0.9)
+            region.contains(dx.sphere.from_lonlat(13.4, 52.5)), region.area
+            ```
+        """
+        key = stream(self.key, "region")
+        return questions.region(self.proposal, mass, key=key, num_samples=num_samples)
+
+    def marginals(self, *, num_bins: int = 36, num_samples: int = 20_000) -> dict[str, Marginal]:
+        """Histograms by name: longitude and latitude at n = 3, the angle at n = 2, else coordinates.
+
+        !!! example
+
+            ```python
+            density.marginals()["latitude"].density
+            ```
+        """
+        key = stream(self.key, "marginals")
+        return questions.marginals(
+            self.proposal, key=key, num_samples=num_samples, num_bins=num_bins
+        )
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write the density to a file for `determinax.load`; the verdict stays behind."""
+        storage.save(self.proposal, path)
+
+    def report(self) -> str:
+        """The verdict as a text of a few lines."""
+        v = self.verdict
+        lines = [
+            f"density of {self.num_points:,} points on the sphere in R^{self.n}, {self.seconds:.1f} s: "
+            f"{v.status}",
+            f"log-likelihood of {self.num_held_out:,} held-out points, nats over the uniform law:",
+            *(f"  {name:24s} {value}" for name, value in v.scores.items()),
+            "weights: " + ", ".join(f"{name} {share:.1%}" for name, share in self.parts.items()),
+            f"energy test between held-out points and its samples: p = {v.p_value:.3f}",
+            f"held-out points that stand in the training set, too: {v.duplicates:.1%}",
+            *v.reasons,
+        ]
+        return "\n".join(lines)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain numbers and words, for JSON."""
+        v = self.verdict
+        return {
+            "status": v.status,
+            "reasons": list(v.reasons),
+            "n": self.n,
+            "num_points": self.num_points,
+            "num_held_out": self.num_held_out,
+            "seconds": self.seconds,
+            "weights": self.parts,
+            "held_out": {name: _numbers(value) for name, value in v.scores.items()},
+            "surplus": _numbers(v.surplus),
+            "p_value": v.p_value,
+            "duplicates": v.duplicates,
+        }
+
+    def __str__(self) -> str:
+        return self.report()
+
+
+def _numbers(score: Score) -> list[float | None]:
+    """JSON has no NaN: the error from a single point is null."""
+    return [x if math.isfinite(x) else None for x in score]

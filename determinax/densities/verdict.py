@@ -1,0 +1,110 @@
+"""The verdict on a fit to data: what held-out points say of it, in words."""
+
+import math
+from typing import NamedTuple
+
+import numpy as np
+import scipy  # whose trees load when they are used
+from jaxtyping import Float, PRNGKeyArray
+
+from determinax._keys import stream
+from determinax.densities.tests import goodness_of_fit
+from determinax.proposals import AbstractProposal
+
+# a richer model has to be better by so many standard errors of the difference
+BETTER = 2.0
+# of held-out points that stand in the training set, too; of a test; nats and standard errors
+_MANY_DUPLICATES, _DOUBTFUL, _OFF, _SURE = 0.02, 0.01, 0.05, 3.0
+# chords: two printed positions that are the same
+_SAME = 1e-6
+_FEW = 50
+
+
+class Score(NamedTuple):
+    """A mean log-density in nats over the uniform law, and its standard error."""
+
+    mean: float
+    standard_error: float
+
+    def __str__(self) -> str:
+        return f"{self.mean:.4f} +- {self.standard_error:.4f}"
+
+
+class Verdict(NamedTuple):
+    """`status`: "ok", "no structure", "overfit" or "underfit"; and why.
+
+    `scores` are held-out log-likelihoods by model, `surplus` is how much likelier the density's own
+    samples are than held-out points, `p_value` that of an energy test between both, `duplicates` the
+    share of held-out points that stand in the training set, too.
+    """
+
+    status: str
+    reasons: tuple[str, ...]
+    scores: dict[str, Score]
+    surplus: Score
+    p_value: float
+    duplicates: float
+
+
+def score(log_q: Float[np.ndarray, " num"]) -> Score:
+    """Of log-densities at held-out points."""
+    error = np.std(log_q, ddof=1) / len(log_q) ** 0.5 if len(log_q) > 1 else math.nan
+    return Score(float(np.mean(log_q)), float(error))
+
+
+def is_better(
+    log_q: Float[np.ndarray, " num"], other: Float[np.ndarray, " num"], by: float = BETTER
+) -> bool:
+    """Whether one density is better than another by more than chance, pair by pair."""
+    gain = score(log_q - other)
+    return gain.mean > by * gain.standard_error
+
+
+def duplicate_share(held_out: Float[np.ndarray, "num n"], rows: Float[np.ndarray, "m n"]) -> float:
+    """The share of held-out points that stand in the training set, too."""
+    return float(np.mean(scipy.spatial.KDTree(rows).query(held_out)[0] < _SAME))
+
+
+def judge(
+    proposal: AbstractProposal,
+    scores: dict[str, Score],
+    held_out: Float[np.ndarray, "num n"],
+    rows: Float[np.ndarray, "m n"],
+    *,
+    is_structured: bool,
+    key: PRNGKeyArray,
+) -> Verdict:
+    """What held-out points say of a density that was fitted to `rows`."""
+    duplicates = duplicate_share(held_out, rows)
+    log_q = np.asarray(proposal.log_density(held_out), float)
+    own = np.asarray(proposal.sample_and_log_density(stream(key, "own"), 2000)[1], float)
+    gap = score(own).mean - float(np.mean(log_q))
+    surplus = Score(gap, math.hypot(score(own).standard_error, score(log_q).standard_error))
+    p_value = goodness_of_fit(proposal, held_out, key=stream(key, "goodness"))
+    status, reasons = "ok", []
+    if not is_structured:
+        status = "no structure"
+        reasons.append(
+            "no structure: nothing that was fitted is better than the uniform law by more than chance"
+        )
+    elif surplus.mean > max(_OFF, _SURE * surplus.standard_error):
+        status = "overfit"
+        reasons.append(
+            f"overfit: its own samples are likelier than held-out points by {surplus} nats, so it is "
+            "surer of itself than it should be: more points, or a larger floor"
+        )
+    elif p_value < _DOUBTFUL or -surplus.mean > max(_OFF, _SURE * surplus.standard_error):
+        status = "underfit"
+        cure = "the floor" if duplicates > _MANY_DUPLICATES else "too little time for flows"
+        reasons.append(
+            f"underfit: held-out points differ from its samples (energy test, p = {p_value:.3f}; "
+            f"likelier by {-surplus.mean:.3f} nats): {cure} may be why"
+        )
+    if duplicates > _MANY_DUPLICATES:
+        reasons.append(
+            f"{duplicates:.0%} of the held-out points also stand in the training set: likelihood then "
+            "rewards spikes; set floor=... or remove them"
+        )
+    if len(held_out) < _FEW:
+        reasons.append(f"held-out points are too few to judge by: {len(held_out)}")
+    return Verdict(status, tuple(reasons), scores, surplus, p_value, duplicates)

@@ -1,0 +1,55 @@
+"""Densities by change of variables: a uniform base, moved by a flow."""
+
+from jaxtyping import Array, Float, PRNGKeyArray
+
+from determinax.flows.base import AbstractSphereMap, dtype_of
+from determinax.flows.conditional import Given
+from determinax.proposals.base import AbstractProposal, Columns
+
+
+class Proposal(AbstractProposal):
+    r"""The law $q$ of $f(z)$ for uniform $z$, relative to the uniform measure.
+
+    $\log q(f(z)) = -\log|\det Df(z)|$, so the uniform density is 1 and $\mathbb{E}_U[q] = 1$.
+    """
+
+    flow: AbstractSphereMap
+
+    def __init__(self, flow: AbstractSphereMap):
+        self.flow = flow
+
+    @property
+    def n(self) -> int:
+        """See `AbstractProposal`."""
+        return self.flow.n
+
+    @property
+    def context_size(self) -> int:
+        """See `AbstractProposal`."""
+        return self.flow.context_size
+
+    def given(self, context: Float[Array, " c"]) -> "Proposal":
+        """The proposal of a conditional flow for one context."""
+        return Proposal(Given(self.flow, context))
+
+    def push(
+        self,
+        z: Float[Array, "n num"],
+        key: PRNGKeyArray | None = None,
+        context: Columns = None,
+    ) -> tuple[Float[Array, "n num"], Float[Array, " num"]]:
+        """Uniform points, moved, and the log-densities where they end. Needs no key."""
+        points, log_det = self.flow.forward(*self._in_own_dtype(z, context))
+        return points, -log_det
+
+    def log_density_columns(
+        self,
+        points: Float[Array, "n *num"],
+        context: Columns = None,
+    ) -> Float[Array, "*num"]:
+        """The log-density at given unit vectors, one a column."""
+        return self.flow.inverse(*self._in_own_dtype(points, context))[1]
+
+    def _in_own_dtype(self, points: Array, context: Array | None) -> tuple[Array, Array | None]:
+        dtype = dtype_of(self.flow)
+        return points.astype(dtype), None if context is None else context.astype(dtype)

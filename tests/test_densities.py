@@ -1,0 +1,234 @@
+"""The density of data in one call: what it finds, says, draws and writes."""
+
+import json
+
+import jax
+import matplotlib as mpl
+import matplotlib.pyplot as plt
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+import determinax as dx
+from determinax import places
+from determinax.cli import app
+from determinax.densities.verdict import duplicate_share
+
+mpl.use("Agg")
+TRUTH = dx.VonMisesFisher(np.array([[0.0, 0.6, 0.8], [0.8, -0.6, 0.0]]), np.array([10.0, 50.0]))
+
+
+@pytest.fixture(scope="module")
+def points():
+    return np.asarray(TRUTH.sample(jax.random.key(0), 600))
+
+
+@pytest.fixture(scope="module")
+def found(points):
+    return dx.density(points, key=jax.random.key(1), seconds=0, progress=False)
+
+
+def test_two_bumps_are_found_and_nothing_richer(found):
+    new = TRUTH.sample(jax.random.key(2), 5000)
+    gap = np.mean(TRUTH.log_density(new) - found.log_density(new))
+    assert gap < 0.03
+    assert (found.status, list(found.parts)) == ("ok", ["2 bumps"])
+    assert "2 bumps" in found.report()
+    assert json.dumps(found.to_dict())
+
+
+def test_uniform_points_have_no_structure():
+    points = dx.Uniform(3).sample(jax.random.key(0), 600)
+    found = dx.density(points, key=jax.random.key(1), seconds=0, progress=False)
+    assert (found.status, list(found.parts)) == ("no structure", ["uniform"])
+
+
+def test_a_stack_is_taken_where_bumps_fall_short():
+    angle = 2 * np.pi * np.arange(800) / 800
+    ring = np.stack([np.cos(angle), np.sin(angle), 0.02 * np.sin(40 * angle)], axis=1)
+    ring /= np.linalg.norm(ring, axis=1, keepdims=True)
+    found = dx.density(ring, key=jax.random.key(1), seconds=0, progress=False)
+    assert any(name.startswith("kernels") for name in found.parts)
+    assert sum(found.parts.values()) == pytest.approx(1)
+    scores = found.verdict.scores
+    assert scores["this density"].mean > scores["uniform"].mean + 1
+
+
+def test_points_that_stand_twice_are_said():
+    some = np.asarray(TRUTH.sample(jax.random.key(0), 100))
+    found = dx.density(np.repeat(some, 3, 0), key=jax.random.key(1), seconds=0, progress=False)
+    assert found.verdict.duplicates > 0.9
+    assert any("also stand in the training set" in reason for reason in found.reasons)
+    assert duplicate_share(some[:10], some[10:]) == 0
+
+
+def test_a_region_holds_its_mass_and_the_uniform_one_its_area(found):
+    new = TRUTH.sample(jax.random.key(3), 5000)
+    region = found.region(0.9)
+    assert region.contains(new).mean() == pytest.approx(0.9, abs=0.03)
+    assert found.region(0.5).area < region.area < 4 * np.pi
+    even = dx.Uniform(3).sample(jax.random.key(4), 20_000)
+    assert region.contains(even).mean() == pytest.approx(region.share, abs=0.02)
+    with pytest.raises(ValueError, match="between 0 and 1"):
+        found.region(90)
+
+
+def test_marginals_integrate_to_one(found, points):
+    for name, marginal in found.marginals().items():
+        assert np.sum(marginal.density * np.diff(marginal.edges)) == pytest.approx(1), name
+    latitude = found.marginals(num_bins=6)["latitude"]
+    counts, _ = np.histogram(dx.sphere.to_lonlat(points)[1], latitude.edges)
+    assert np.allclose(latitude.density * 30, counts / len(points), atol=0.06)
+
+
+def test_p_values_are_small_for_a_fit_that_lacks_a_mode_and_not_for_the_truth(points):
+    one = dx.VonMisesFisher(TRUTH.centres().T[:1], TRUTH.concentrations()[:1])
+    assert dx.goodness_of_fit(one, points, key=jax.random.key(5)) < 0.01
+    assert dx.goodness_of_fit(TRUTH, points, key=jax.random.key(5)) > 0.01
+    poles = np.concatenate([np.eye(3), -np.eye(3)] * 20)
+    p = dx.uniformity(poles, key=jax.random.key(6))
+    assert p.rayleigh > 0.5 > 0.01 > p.energy
+
+
+@pytest.mark.parametrize(
+    ("call", "sentence"),
+    [
+        (lambda p: dx.density(p[:5], key=jax.random.key(0)), "5 points are too few"),
+        (lambda p: dx.density(p, key=jax.random.key(0), validation=0.0), "validation is above 0"),
+        (lambda p: dx.density(2 * p, key=jax.random.key(0)), "row 0 of the points has norm 2"),
+        (lambda p: dx.density(p * np.nan, key=jax.random.key(0)), "holds NaN"),
+        (lambda p: dx.density(p.T, key=jax.random.key(0)), "by columns: pass the transpose"),
+        (lambda p: dx.density(p[[0] * 20], key=jax.random.key(0)), "20. stand at one place"),
+        (lambda p: dx.density(p, key=jax.random.key(0), validation="x"), "a share, such as 0.1"),
+        (lambda p: dx.density(p, key=jax.random.key(0), floor=0), "above 0, not 0"),
+        (lambda p: dx.density(p, key=jax.random.key(0), floor=np.nan), "above 0, not nan"),
+        (lambda p: dx.density(p, key=jax.random.key(0), seconds=-1), "of 0 or more, not -1"),
+        (lambda p: dx.density(p, key=None), "pass key="),
+        (lambda p: dx.goodness_of_fit(TRUTH, p[:, :2], key=jax.random.key(0)), "3 dimensions"),
+        (lambda p: dx.goodness_of_fit("q", p, key=jax.random.key(0)), "of a density"),
+        (lambda p: dx.sphere.from_lonlat(["east"], [1.0]), "longitudes are numbers, in degrees"),
+    ],
+)
+def test_bad_input(points, call, sentence):
+    with pytest.raises((TypeError, ValueError), match=sentence):
+        call(points)
+
+
+def test_what_cannot_be_asked(found):
+    for mass in (0, 1, np.nan, "half"):
+        with pytest.raises(ValueError, match="mass"):
+            found.region(mass)
+    with pytest.raises(ValueError, match="num_bins must be a whole number"):
+        found.marginals(num_bins=0)
+
+
+def test_two_places_and_no_more_are_not_blamed_on_flows(recwarn):
+    """Points that stand again and again: nothing on the terminal but the verdict's own words."""
+    found = dx.density(
+        np.repeat(np.eye(3)[:2], 30, 0), key=jax.random.key(1), seconds=0, progress=False
+    )
+    assert found.verdict.duplicates == 1
+    assert "flows" not in " ".join(found.reasons)
+    assert not [w for w in recwarn if "cluster" in str(w.message)]
+
+
+def test_one_held_out_point_has_no_error_and_json_no_nan(points):
+    found = dx.density(points[:10], key=jax.random.key(1), seconds=0, progress=False)
+    assert json.loads(json.dumps(found.to_dict(), allow_nan=False))["num_held_out"] == 1
+    assert "held-out points are too few to judge by: 1" in found.reasons
+
+
+# -- files, pictures, the command line --
+
+
+def test_columns_are_found_by_their_names(tmp_path):
+    file = tmp_path / "a.csv"
+    file.write_text("# a source\nid,Lat,LONG\n1,10,20\n\n2,-30.5,40\n")
+    lon, lat = places.read_lonlat(file)
+    assert (lon.tolist(), lat.tolist()) == ([20, 40], [10, -30.5])
+    assert places.read_lonlat(file, columns=("3", "lat"))[0].tolist() == [20, 40]
+    file.write_text("5,6\n7,8\n")
+    assert places.read_lonlat(file, columns=("1", "2"))[1].tolist() == [6, 8]
+
+
+@pytest.mark.parametrize(
+    ("text", "columns", "sentence"),
+    [
+        ("", None, "empty"),
+        ("1,2\n", None, "no columns are named"),
+        ("lon,lat\n", None, "no events"),
+        ("lon,lat\n1,2\n3,x\n", None, "line 3, column 2 holds 'x'"),
+        ("lon,lat\n1\n", None, "line 2, column 2 holds ''"),
+        ("a,b\n1,2\n", ("a", "c"), "no column 'c'"),
+        ("a,b\n1,2\n", ("a",), "columns are two"),
+    ],
+)
+def test_what_is_wrong_with_a_file_is_named(tmp_path, text, columns, sentence):
+    (tmp_path / "a.csv").write_text(text)
+    with pytest.raises(ValueError, match=sentence):
+        places.read_lonlat(tmp_path / "a.csv", columns=columns)
+
+
+def run(*arguments):
+    return CliRunner().invoke(app, [str(a) for a in arguments])
+
+
+def test_from_a_file_to_a_map_and_to_new_points(tmp_path, monkeypatch, points):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    lon, lat = (np.asarray(a) for a in dx.sphere.to_lonlat(points))
+    lines = [f"{a:.4f},{b:.4f}" for a, b in zip(lat, lon, strict=True)]
+    (tmp_path / "events.csv").write_text("\n".join(["latitude,longitude", *lines]))
+    q, globe = tmp_path / "q.safetensors", tmp_path / "globe.html"
+    ended = run(
+        *("density", tmp_path / "events.csv", "--lonlat", "--seconds", "0", "--json"),
+        *("--map", globe, "--save", q),
+    )
+    assert ended.exit_code == 0, ended.output
+    assert json.loads(ended.stdout)["status"] == "ok"
+    assert "data:image/png;base64," in globe.read_text()
+    ended = run("sample", q, "50", "--lonlat")
+    header, *rows = ended.stdout.splitlines()
+    drawn = np.array([[float(x) for x in row.split(",")] for row in rows])
+    assert (header, drawn.shape) == ("longitude,latitude", (50, 2))
+    assert np.all(TRUTH.log_density(dx.sphere.from_lonlat(*drawn.T)) > -15)
+    assert run("sample", q, "5", "--out", tmp_path / "new.csv").exit_code == 0
+    assert (tmp_path / "new.csv").read_text().startswith("x1,x2,x3\n")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (["density", "none.csv", "--lonlat"], "no such file"),
+        (["density", "a.csv", "--columns", "1,2"], "say --lonlat, too"),
+        (["density", "a.csv", "--lonlat", "--map", "a.gif"], "maps are .png"),
+        (["density", "a.csv", "--lonlat", "--floor", "0"], "--floor is a width above 0"),
+        (["density", "a.csv", "--lonlat"], "the latitude of row 1 is 95"),
+        (["sample", "none.safetensors", "5"], "no such file"),
+    ],
+)
+def test_the_command_line_refuses(tmp_path, monkeypatch, arguments, sentence):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "a.csv").write_text("lon,lat\n1,2\n3,95\n")
+    ended = run(*arguments)
+    assert (ended.exit_code, ended.stderr.count("\n")) == (2, 1)
+    assert sentence in ended.stderr
+
+
+def test_regions_are_outlined_where_the_density_is_at_their_level(found, points):
+    axes = dx.plots.density(found, points=points, log=True, regions=(0.9,))
+    (lines,) = [c for c in axes.collections if hasattr(c, "levels")]
+    assert lines.levels[0] == pytest.approx(found.region(0.9).log_level, abs=0.1)
+    edge = np.concatenate(lines.get_paths()[0].to_polygons())
+    there = dx.sphere.from_lonlat(*np.rad2deg(edge).T)
+    assert np.allclose(found.log_density(there), lines.levels[0], atol=0.2)
+    with pytest.raises(ValueError, match="can be sampled"):
+        dx.plots.density(lambda x: x[0], n=3, regions=(0.5,))
+    plt.close("all")
+
+
+def test_pairs_show_coordinates_and_angles_to_modes():
+    centres = np.eye(6)[:3]
+    figure = dx.plots.pairs(dx.VonMisesFisher(centres, 40.0), points=centres)
+    titles = [axes.get_title() for axes in figure.axes]
+    assert [t for t in titles if t] == [f"degrees from mode {k}" for k in (1, 2, 3)]
+    plt.close("all")
