@@ -189,6 +189,26 @@ def test_tall_operators():
     assert abs(estimate.log_abs_det - 0.5 * np.linalg.slogdet(tall.T @ tall)[1]) < 1e-10
 
 
+def test_a_conditional_flow_is_tracked_with_its_context():
+    """diag(e^-c) for contexts that move: what is learnt at one serves the next."""
+    flow = flows.conditional_linear(4, key=KEY, hidden=(16,), rank=1)
+    tracker = Tracker(Proposal(flow), optax.adam(1e-2))
+
+    def body(tracker, key):
+        c = 0.7 * jax.random.normal(key, (4,))
+        tracker, estimate = tracker.step(jnp.diag(jnp.exp(-c)), key, 64, context=c)
+        return tracker, (estimate.spread, estimate.log_abs_det + jnp.sum(c))
+
+    tracker, (spread, error) = jax.lax.scan(body, tracker, jax.random.split(KEY, 300))
+    assert int(tracker.num_matvecs) == 300 * 64
+    assert jnp.mean(spread[-50:]) < 0.5 * jnp.mean(spread[:20])
+    assert jnp.std(error[-50:]) < 0.5 * jnp.std(error[:50])
+    with pytest.raises(ValueError, match="needs a context of 4"):
+        tracker.step(jnp.eye(4), KEY)
+    with pytest.raises(ValueError, match="takes no context"):
+        Tracker(dense(np.eye(4))).step(jnp.eye(4), KEY, 2, context=jnp.zeros(4))
+
+
 def test_bad_input():
     with pytest.raises(TypeError, match="from_fit"):
         Tracker(flows.projective_linear(3))
