@@ -9,7 +9,7 @@ import math
 import equinox as eqx
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float, Int, PyTree
+from jaxtyping import Array, DTypeLike, Float, Int, PyTree
 
 NEVER = 2**31 - 1
 # the Pareto fit wants up to 3 sqrt(S) tail draws; past this many, a deeper tail is as good
@@ -83,7 +83,9 @@ class Fault(eqx.Module):
         )
 
     @staticmethod
-    def when(condition: Array, code: int, where: Array | int = 0, size: Array | float = 0.0):
+    def when(
+        condition: Array, code: int, where: Array | int = 0, size: Array | float = 0.0
+    ) -> "Fault":
         """This fault where the condition holds, none elsewhere."""
         condition, size = jax.lax.stop_gradient((condition, jnp.asarray(size)))
         return Fault(
@@ -151,7 +153,7 @@ def tail_and_batch(num_groups: int) -> tuple[int, int]:
     return num_tail, 2 ** round(math.log2(max(1.0, math.sqrt(num_groups) / 2)))
 
 
-def empty_sums(num_tail: int, dtype) -> WeightSums:
+def empty_sums(num_tail: int, dtype: DTypeLike) -> WeightSums:
     """Of no weights: what `merge` leaves everything else as it is with."""
     zero, pair, none = jnp.zeros((), dtype), jnp.zeros(2, dtype), Spread.of(jnp.zeros(0, dtype))
     return WeightSums(
@@ -243,7 +245,7 @@ class GradientSums(eqx.Module):
         return GradientSums(num, shift, total, squares, mean, centre, scatter)
 
     @staticmethod
-    def empty(parameters: PyTree, dtype) -> "GradientSums":
+    def empty(parameters: PyTree, dtype: DTypeLike) -> "GradientSums":
         """Of no groups."""
         zero, zeros = jnp.zeros((), dtype), jax.tree.map(jnp.zeros_like, parameters)
         none = jnp.zeros((), jnp.int32)

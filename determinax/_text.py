@@ -38,12 +38,12 @@ def lines(estimate: Any) -> list[str]:
     shown = f" ± {error:.2g}" if math.isfinite(value) else ""
     # "exact" once is enough
     label = f"{status}, {estimate.method.removeprefix('exact, ')}"
-    lines = [f"{estimate.quantity} = {_round_to(value, error)}{shown}   [{label}]"]
+    lines = [f"{estimate.quantity} = {round_to(value, error)}{shown}   [{label}]"]
     if estimate.sign is not None:
         lines.append(f"  sign of the determinant: {float(estimate.sign):+.0f}")
     interval = estimate.interval
     if interval is not None and status != "exact":
-        low, high = (_round_to(end, error) for end in interval)
+        low, high = (round_to(end, error) for end in interval)
         lines.append(f"  95 % interval {low} .. {high}")
     bound = certified(estimate)
     if estimate.kl_bound is not None and status != "exact" and math.isfinite(bound or math.nan):
@@ -78,7 +78,7 @@ def plain(x: Any) -> float | None:
     return float(x) if x is not None and math.isfinite(float(x)) else None
 
 
-def _round_to(value: float, error: float) -> str:
+def round_to(value: float, error: float) -> str:
     """The value with one digit more than its error has."""
     if not (math.isfinite(value) and math.isfinite(error)):
         return f"{value:.6g}"

@@ -2,13 +2,17 @@
 
 import os
 import pathlib
+import platform
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
+from jax.sharding import Mesh
 from jaxtyping import PRNGKeyArray
 
-from determinax import _shell
+import determinax
+from determinax import _checkpoint, _devices, _shell
 from determinax import operators as ops
 from determinax._checks import require_bar
 from determinax._diagnostics import Bar
@@ -16,7 +20,6 @@ from determinax._engine import NO_BAR
 from determinax._interrupts import heeded
 from determinax.estimate import Estimate
 from determinax.methods import METHODS, AbstractMethod, Auto
-from determinax.progress import reporting
 
 
 @heeded()
@@ -31,7 +34,9 @@ def log_abs_det(
     rtol: float | None = None,
     checkpoint: str | os.PathLike[str] | None = None,
     resume: bool = False,
+    mesh: Mesh | None = None,
     allow_unreliable: bool = False,
+    trace: bool = False,
     progress: bool | None = None,
 ) -> Estimate:
     r"""Estimate $\log|\det A|$ of a square operator from matrix-vector products.
@@ -52,11 +57,16 @@ def log_abs_det(
         nats, and all samples are taken.
     - `checkpoint`, `resume`: a file that a long run writes to now and then; with `resume` a run that
         was killed goes on from there, and ends with the very bits of one that was not.
+    - `mesh`: a `jax.sharding.Mesh`, over all of whose devices chunks of directions (or probes) are split,
+        of this process and of others. Each device multiplies with the whole of A. A sampler gives the
+        same bits on any number of devices.
     - `allow_unreliable`: let `float(estimate)` answer even where the estimate is unreliable.
+    - `trace`: keep how the estimate came about, in at most 256 points and 512 bins, for
+        `estimate.report(path)`; the result is the same. Methods that draw nothing have no trace.
     - `progress`: a bar; None: if standard error is a terminal, or in a notebook.
 
     It means the same inside of `jit`, `vmap`, `scan` and `grad`, where `estimate.code` says what
-    `status` says outside; checkpoints and progress are left out there.
+    `status` says outside; checkpoints, meshes and progress are left out there.
 
     !!! example
 
@@ -69,8 +79,8 @@ def log_abs_det(
     admitted = ops.admit(operator, example, check_linear=check_linear)
     ops.require_square(admitted.operator)
     bar = bar_of(tolerance, rtol)
-    estimate = run(admitted, method, key, bar, checkpoint, resume, progress)
-    return estimate.replace(allow_unreliable=allow_unreliable)
+    estimate = run(admitted, method, key, bar, checkpoint, resume, mesh, progress, trace=trace)
+    return estimate.replace(allow_unreliable=True) if allow_unreliable else estimate
 
 
 @heeded()
@@ -85,7 +95,9 @@ def log_volume(
     rtol: float | None = None,
     checkpoint: str | os.PathLike[str] | None = None,
     resume: bool = False,
+    mesh: Mesh | None = None,
     allow_unreliable: bool = False,
+    trace: bool = False,
     progress: bool | None = None,
 ) -> Estimate:
     r"""Estimate $\frac12 \log\det A^\top A$ of an operator with at least as many rows as columns.
@@ -95,7 +107,7 @@ def log_volume(
     admitted = ops.admit(operator, example, check_linear=check_linear)
     ops.require_not_wide(admitted.operator)
     bar = bar_of(tolerance, rtol)
-    estimate = run(admitted, method, key, bar, checkpoint, resume, progress)
+    estimate = run(admitted, method, key, bar, checkpoint, resume, mesh, progress, trace=trace)
     return estimate.replace(quantity="log-volume", allow_unreliable=allow_unreliable)
 
 
@@ -116,7 +128,10 @@ def run(
     bar: Bar = NO_BAR,
     checkpoint: str | os.PathLike[str] | None = None,
     resume: bool = False,
+    mesh: Mesh | None = None,
     progress: bool | None = None,
+    *,
+    trace: bool = False,
 ) -> Any:
     """Hand an admitted operator to the shell."""
     method = Auto() if method is None else method
@@ -129,17 +144,35 @@ def run(
     if resume and checkpoint is None:
         raise ValueError("resume needs the checkpoint file to resume from: pass checkpoint=")
     path = None if checkpoint is None else pathlib.Path(checkpoint)
-    with reporting(False if ops.is_compiling() else progress) as report:
-        estimate = _shell.estimate(
-            admitted.operator,
-            method,
-            key,
-            bar=bar,
-            spent=admitted.spent,
-            checkpoint=path,
-            resume=resume,
-            report=report,
-        )
-        if report:
-            jax.block_until_ready(estimate)  # the spinner turns until the last factor is there
+    estimate = _shell.estimate(
+        admitted.operator,
+        method,
+        key,
+        bar=bar,
+        spent=admitted.spent,
+        checkpoint=path,
+        resume=resume,
+        mesh=None if mesh is None else _devices.line_of(mesh),
+        trace=trace,
+        progress=progress,
+    )
+    if trace and not _shell.is_staged(admitted.operator, key):
+        estimate = estimate.replace(provenance=_provenance(admitted.operator, key))
     return estimate.with_notes(*admitted.notes)
+
+
+def _provenance(operator: Any, key: PRNGKeyArray | None) -> tuple[tuple[str, str], ...]:
+    """What it takes to do it again."""
+    t = ops.traits(operator)
+    words = [] if key is None else np.asarray(jax.random.key_data(key)).reshape(-1).tolist()
+    about = {
+        "operator": f"{t.rows:,} x {t.cols:,}, {jnp.dtype(t.dtype).name}",
+        "digest of the operator": _checkpoint.fingerprint(operator)[:16],
+        "key": " ".join(map(str, words)) or "none",
+        "determinax": determinax.__version__,
+        "jax": jax.__version__,
+        "numpy": np.__version__,
+        "python": platform.python_version(),
+        "platform": f"{jax.default_backend()}, {platform.machine()}",
+    }
+    return tuple(about.items())

@@ -5,13 +5,14 @@ them what `status` says outside.
 """
 
 import math
+import os
 from typing import Any
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
-import scipy.special
+import scipy  # whose special functions load when they are used
 from jax.core import Tracer
 from jaxtyping import Array, Float, Int
 
@@ -25,6 +26,7 @@ from determinax._diagnostics import (
     rounding_finding,
 )
 from determinax._states import Fault
+from determinax._trace import Trace
 from determinax.operators import Products
 
 
@@ -86,6 +88,8 @@ class Estimate(eqx.Module):
     - `sign`: of the determinant, 1 or -1, where a factorisation of a real operator knows it.
     - `bar`: the standard error that the caller is content with.
     - `rounding`: of what was taken out before sampling, in nats; part of `standard_error`.
+    - `trace`: how it came about, where `trace=True` asked for that.
+    - `provenance`: with `trace=True`: key, operator, its digest, and versions.
     - `num_dense`: the n products that would give A itself.
     """
 
@@ -99,6 +103,8 @@ class Estimate(eqx.Module):
     sign: Float[Array, ""] | None = None
     bar: Bar = Bar()
     rounding: Float[Array, ""] | None = None
+    trace: Trace | None = None
+    provenance: tuple[tuple[str, str], ...] = eqx.field(static=True, default=())
     method: str = eqx.field(static=True, default="")
     num_dense: int = eqx.field(static=True, default=0)
     quantity: str = eqx.field(static=True, default="log|det|")
@@ -296,6 +302,42 @@ class Estimate(eqx.Module):
             "num_matvecs_dense": self.num_dense,
         }
 
+    def report(
+        self,
+        path: str | os.PathLike[str],
+        *,
+        exact: float | None = None,
+        fit: Any = None,
+        density: Any = None,
+        source: str | None = None,
+        command: str | None = None,
+    ) -> None:
+        """Write a page that shows this estimate: one file, which asks for nothing from elsewhere.
+
+        What it shows of the run needs `log_abs_det(..., trace=True)`. The same estimate gives the same
+        bytes.
+
+        **Arguments:**
+
+        - `path`: the file, replaced where there is one.
+        - `exact`: the value, where it is known.
+        - `fit`: the `Fit` of the proposal, for its training curves.
+        - `density`: for n = 2 or 3: a `Proposal`, or several densities by name, to be drawn.
+        - `source`: what the operator is, in words; `command`: what the cure on the page is an addition to.
+        """
+        from determinax import _report  # late: few estimates are drawn
+
+        self._require_scalar()
+        page = _report.report(
+            self, exact=exact, fit=fit, density=density, source=source, command=command
+        )
+        _report.write(path, page)
+
+    def _repr_html_(self) -> str | None:
+        from determinax import _report
+
+        return None if self._is_batch_or_traced() else _report.card(self)
+
     # -- the same, changed --
 
     def replace(self, **fields: Any) -> "Estimate":
@@ -305,7 +347,7 @@ class Estimate(eqx.Module):
 
     def with_notes(self, *notes: str) -> "Estimate":
         """The same estimate with more to say."""
-        return self.replace(notes=self.notes + notes)
+        return self.replace(notes=self.notes + notes) if notes else self
 
     def with_products(self, num: int, num_transposed: int = 0) -> "Estimate":
         """The same estimate, charged for `num` products, transposed ones included, spent on its way."""
@@ -324,6 +366,7 @@ class Estimate(eqx.Module):
             rounding=jnp.asarray(error) + (0.0 if self.rounding is None else self.rounding),
             sign=None,  # that of what was taken out is not known here
             code=None,
+            trace=None if self.trace is None else self.trace.scaled(factor),
         )
 
     def _is_batch_or_traced(self) -> bool:

@@ -28,6 +28,11 @@ class Plan(NamedTuple):
         """Units altogether."""
         return self.num_chunks * self.size + self.rest
 
+    @property
+    def is_single(self) -> bool:
+        """Whether there is no second chunk."""
+        return self.num_chunks + bool(self.rest) <= 1
+
     @staticmethod
     @functools.lru_cache(maxsize=1024)  # a search over divisors, at every eager call
     def of(total: int, most: int) -> "Plan":
@@ -94,6 +99,11 @@ class AbstractMethod(eqx.Module):
         del state
         return True
 
+    @property
+    def can_split(self) -> bool:
+        """Whether chunks may be computed on many devices: not where a state is no sum, as a matrix."""
+        return True
+
     def require(self, operator: lx.AbstractLinearOperator, key: PRNGKeyArray | None) -> None:
         """Refuse, in a sentence, what this method cannot run on: types and shapes, never values."""
 
@@ -110,6 +120,11 @@ class AbstractMethod(eqx.Module):
         """
         del key, spent, report
         return Selection(self, operator)
+
+    def traced(self, traits: Traits) -> "AbstractMethod":
+        """The same method with a trace beside its state, where it has draws to keep one of."""
+        del traits
+        return self
 
     def within_jit(self, traits: Traits) -> "AbstractMethod":
         """Inside of `jit`, where only types and shapes are known: what is to be run."""

@@ -4,7 +4,7 @@ Weights come in *groups*, a row each: a group is one direction, or one orthonorm
 directions depend on each other. Groups are independent, and the sums rely on that.
 """
 
-from typing import Any, Literal, NamedTuple
+from typing import Any, ClassVar, Literal, NamedTuple
 
 import equinox as eqx
 import jax
@@ -26,7 +26,8 @@ from determinax._linalg import log_norm
 from determinax._pareto import pareto_k
 from determinax._states import WeightSums, empty_sums, sums_of, tail_and_batch
 from determinax.estimate import Bound, Bounds, Estimate
-from determinax.methods._base import AbstractMethod, Plan
+from determinax.methods._base import Plan
+from determinax.methods._traced import AbstractDrawing
 from determinax.operators import Products, Traits, columns, traits
 
 Directions = Literal["independent", "frames"]
@@ -51,12 +52,13 @@ class Groups(NamedTuple):
         return self.num * self.size
 
 
-class AbstractSampling(AbstractMethod):
+class AbstractSampling(AbstractDrawing):
     """Weights of random directions, streamed."""
 
     num_samples: eqx.AbstractVar[int]
     directions: eqx.AbstractVar[Directions]
     chunk_size: eqx.AbstractVar[int | None]
+    logs: ClassVar[bool] = True
 
     def groups(self, t: Traits) -> Groups:
         """Whole groups within `num_samples`; frames have n directions, or all of them if fewer."""
@@ -78,20 +80,20 @@ class AbstractSampling(AbstractMethod):
         t = traits(operator)
         return empty_sums(tail_and_batch(self.groups(t).num)[0], t.dtype)
 
-    def chunk(
+    def chunk_and_draws(
         self,
         operator: lx.AbstractLinearOperator,
         prepared: Any,
         key: PRNGKeyArray | None,
         index: Int[Array, ""],
         size: int,
-    ) -> Any:
-        """See `AbstractMethod`."""
+    ) -> tuple[Any, Float[Array, "groups size"]]:
+        """See `AbstractDrawing`: the draws are log-weights."""
         t = traits(operator)
         points, log_q = self.draw(t, key, index, size)
         # the barrier: XLA would compute the logs anew for each of the dozen sums that read them
         log_w = jax.lax.optimization_barrier(log_weights(operator, points, log_q))
-        return self.sums(t, log_w, index, size)
+        return self.sums(t, log_w, index, size), log_w.reshape(size, -1)
 
     def draw(
         self, t: Traits, key: PRNGKeyArray | None, index: Int[Array, ""], size: int
@@ -225,7 +227,7 @@ def estimate_from(
             effective_sample_size=total**2 / squares,
             max_weight_share=jnp.exp(sums.shift - shift) / total,
             spread=jnp.sqrt(sums.singles.variance),
-            pareto_k=pareto_k(sums.tail),
+            pareto_k=pareto_k(jax.lax.optimization_barrier(sums.tail)),
             are_equal=equal,
             num_tail=num_tail,
             is_linear=is_linear,

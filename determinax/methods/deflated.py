@@ -182,9 +182,21 @@ class Deflated(AbstractMethod):
         """See `AbstractMethod`."""
         return self.method.merge(state, partial)
 
+    def traced(self, traits: Traits) -> AbstractMethod:
+        """See `AbstractMethod`: the draws are those of the method for the complement."""
+        rest = self._rest(traits)
+        if rest is None:
+            return self
+        return Deflated(self.num_directions, self.method.traced(rest), self.which, self.solve)
+
     def has_enough(self, state: Any) -> Any:
         """See `AbstractMethod`."""
         return self.method.has_enough(state)
+
+    @property
+    def can_split(self) -> bool:
+        """See `AbstractMethod`."""
+        return self.method.can_split
 
     def summarise(
         self, operator: lx.AbstractLinearOperator, prepared: Prepared, state: Any

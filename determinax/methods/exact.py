@@ -21,6 +21,8 @@ from determinax.operators import (
     RealEmbedding,
     Traits,
     columns,
+    num_parts,
+    on_one_device,
     sparse_matrix,
     traits,
     untagged,
@@ -59,9 +61,9 @@ class Exact(AbstractMethod):
     `unreliable`. Memory is three times the array.
 
     Square sparse, diagonal and tridiagonal operators are factorised as they are, without products and
-    without an n x n array: by SuperLU, definite ones by CHOLMOD where scikit-sparse is installed, and
-    in their band where pivoting loses digits. Inside `jit`, `vmap` and `grad`, where values cannot be
-    looked at, and where they are tall, they are dense like all others.
+    without an n x n array: by SuperLU, definite ones by CHOLMOD where scikit-sparse is installed,
+    tridiagonal ones by LAPACK, and in their band where pivoting loses digits. Inside `jit`, `vmap` and
+    `grad`, where values cannot be looked at, and where they are tall, they are dense like all others.
     """
 
     def plan(self, traits: Traits) -> Plan:
@@ -90,6 +92,9 @@ class Exact(AbstractMethod):
         matrix = sparse_matrix(operator)
         if matrix is None:
             _require_dense(t)
+            if num_parts(operator) > 1:
+                why = "A dense factorisation cannot be split over devices: A was gathered on one."
+                return Selection(Exact(), on_one_device(operator), why)
             if report:
                 report.working(f"factorising {t.rows:,} x {t.cols:,}")
             return Selection(self, operator)
@@ -102,6 +107,11 @@ class Exact(AbstractMethod):
                 "machine has; use Auto(max_matvecs=...), MonteCarlo or Lanczos"
             )
         return found.with_notes("The matrix itself was factorised, without products.")
+
+    @property
+    def can_split(self) -> bool:
+        """See `AbstractMethod`: the state is the matrix."""
+        return False
 
     def empty(self, operator: lx.AbstractLinearOperator, prepared: Any) -> Any:
         """See `AbstractMethod`: the state is the matrix, block by block."""

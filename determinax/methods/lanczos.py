@@ -1,6 +1,6 @@
 """Stochastic Lanczos quadrature, the neighbours' method, by matfree."""
 
-from typing import Any
+from typing import Any, ClassVar
 
 import equinox as eqx
 import jax
@@ -23,7 +23,8 @@ from determinax._keys import stream
 from determinax._linalg import log_norm
 from determinax._states import Fault, Spread
 from determinax.estimate import Estimate
-from determinax.methods._base import AbstractMethod, Plan, registered
+from determinax.methods._base import Plan, registered
+from determinax.methods._traced import AbstractDrawing
 from determinax.operators import OperatorError, Products, Traits, has_transpose, traits
 
 # what the Lanczos bases of the probes in memory may hold together, and how often XLA copies them
@@ -53,7 +54,7 @@ class Probes(eqx.Module):
 
 
 @registered("lanczos")
-class Lanczos(AbstractMethod):
+class Lanczos(AbstractDrawing):
     r"""$\log|\det A| = \frac12 \operatorname{tr}\log A^\top A$ by random probes and quadrature.
 
     Use it for broad spectra with fewer than n products, where sampling weights fails. Operators
@@ -80,6 +81,7 @@ class Lanczos(AbstractMethod):
     Nickisch, Bindel and Wilson (2017), arXiv:1711.03481.
     """
 
+    logs: ClassVar[bool] = False
     num_probes: int = eqx.field(static=True)
     depth: int = eqx.field(static=True)
 
@@ -138,15 +140,15 @@ class Lanczos(AbstractMethod):
         none, zero = Spread.of(jnp.zeros(0)), jnp.zeros(())
         return Probes(none, none, zero, Fault.none())
 
-    def chunk(
+    def chunk_and_draws(
         self,
         operator: lx.AbstractLinearOperator,
         prepared: Float[Array, ""],
         key: PRNGKeyArray | None,
         index: Int[Array, ""],
         size: int,
-    ) -> Probes:
-        """See `AbstractMethod`."""
+    ) -> tuple[Probes, Float[Array, "size 1"]]:
+        """See `AbstractDrawing`: the draws are the quadratures of single probes."""
         t = traits(operator)
         depth, n = self._depth(t), t.cols
         probes = sphere.uniform(stream(key, "probes", index), n, size, t.dtype).astype(float)
@@ -164,7 +166,7 @@ class Lanczos(AbstractMethod):
         fault = fault.merge(Fault.when(other_sign > limit, OTHER_SIGN + tag, -1, other_sign))
         first = index * self.plan(t).size
         fault = fault.merge(Fault.when(bad.any(), PROBE, first + jnp.argmax(bad)))
-        return Probes(Spread.of(values), Spread.of(halves), slope, fault)
+        return Probes(Spread.of(values), Spread.of(halves), slope, fault), values[:, None]
 
     def has_enough(self, state: Probes) -> Any:
         """See `AbstractMethod`."""

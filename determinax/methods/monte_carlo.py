@@ -13,7 +13,7 @@ from determinax._keys import stream
 from determinax._linalg import log_norm, mm
 from determinax._states import WeightSums, empty_sums, sums_of, tail_and_batch
 from determinax.estimate import Bound, Bounds, Estimate
-from determinax.methods._base import Plan, registered
+from determinax.methods._base import AbstractMethod, Plan, registered
 from determinax.methods._sampling import (
     AbstractSampling,
     Directions,
@@ -107,6 +107,10 @@ class MonteCarlo(AbstractSampling):
         if self.is_one_frame(traits(operator)):
             return self._frame(operator, key)
         return super().chunk(operator, prepared, key, index, size)
+
+    def traced(self, traits: Traits) -> AbstractMethod:
+        """See `AbstractMethod`: one frame is one draw."""
+        return self if self.is_one_frame(traits) else super().traced(traits)
 
     def _frame(self, operator: lx.AbstractLinearOperator, key: PRNGKeyArray | None) -> FrameSums:
         r"""The sums of the weights of k < n orthonormal directions V, and their mean's second-order noise.

@@ -66,9 +66,18 @@ class Preconditioned(AbstractMethod):
         """See `AbstractMethod`."""
         return self.method.merge(state, partial)
 
+    def traced(self, traits: Traits) -> AbstractMethod:
+        """See `AbstractMethod`."""
+        return eqx.tree_at(lambda m: m.method, self, self.method.traced(_plain(traits)))
+
     def has_enough(self, state: Any) -> Any:
         """See `AbstractMethod`."""
         return self.method.has_enough(state)
+
+    @property
+    def can_split(self) -> bool:
+        """See `AbstractMethod`."""
+        return self.method.can_split
 
     def summarise(self, operator: lx.AbstractLinearOperator, prepared: Any, state: Any) -> Estimate:
         """See `AbstractMethod`."""

@@ -25,7 +25,7 @@ from determinax.methods._sampling import (
     spent_on,
 )
 from determinax.operators import Products, Traits, traits
-from determinax.proposals import DefensiveMixture, Proposal, cast
+from determinax.proposals import AbstractProposal, DefensiveMixture, Proposal, cast
 
 # a dense operator up to this size is factorised for a lower bound without being asked
 _FACTORISE = 512
@@ -173,10 +173,10 @@ class Variational(AbstractSampling):
         small = t.is_dense and t.rows == t.cols <= _FACTORISE and not t.is_complex
         return self.solve is not None or (small and _has_density(self.proposal))
 
-    def _sampled(self, t: Traits) -> Proposal | DefensiveMixture:
+    def _sampled(self, t: Traits) -> AbstractProposal:
         return self._mixed(cast(self.proposal, t.dtype))
 
-    def _mixed(self, proposal: Proposal) -> Proposal | DefensiveMixture:
+    def _mixed(self, proposal: Proposal) -> AbstractProposal:
         return DefensiveMixture(proposal, self.defensive) if self.defensive else proposal
 
 
@@ -195,7 +195,7 @@ def _dense_solve(operator: lx.AbstractLinearOperator) -> Callable[[Array], Array
 
 def _optimal_log_weights(
     operator: lx.AbstractLinearOperator,
-    proposal: Proposal | DefensiveMixture,
+    proposal: AbstractProposal,
     solve: Callable,
     key: PRNGKeyArray,
     num: int,

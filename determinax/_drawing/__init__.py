@@ -1,0 +1,1 @@
+"""Pages and pictures as text: SVG, style, spheres to turn. Told numbers and words only."""
