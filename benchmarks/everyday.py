@@ -1,8 +1,9 @@
 """Ordinary matrices: `Auto` beside numpy.linalg.slogdet and SuperLU, in one run and a warm process.
 
-    python benchmarks/everyday.py [--write] [--only grid]
+    python benchmarks/everyday.py [--write] [--only grid diagonal] [--but random]
 
-prints a table; with --write also docs/results/everyday.md. SuperLU gets a minute, in a process of its own.
+prints a table; with --write its rows also go into docs/results/everyday.md. SuperLU gets a minute, in a
+process of its own.
 """
 
 import argparse
@@ -22,7 +23,16 @@ import determinax as dx
 
 PAGE = pathlib.Path(__file__).parent.parent / "docs" / "results" / "everyday.md"
 PATIENCE = 60.0
-RNG = np.random.default_rng(0)
+HEAD = (
+    "| matrix | Auto, s | slogdet or SuperLU, s | ratio | within 1.5 x + 0.3 s | relative difference "
+    "| how |\n| --- | ---: | ---: | ---: | --- | ---: | --- |"
+)
+WORDS = (
+    "# Ordinary matrices\n\n`Auto()` in a warm process beside `numpy.linalg.slogdet` (dense) and "
+    "`scipy.sparse.linalg.splu` with its defaults (sparse), in one run on two cores. Seconds are those of "
+    "the whole call, the door's checks and the condition estimate included. Grids and graphs are "
+    "Laplacians + I/10. Made by `python benchmarks/everyday.py --write`.\n\n"
+)
 # their stubs know less than they do
 diags_array: Any = scipy.sparse.diags_array
 tree: Any = vars(scipy.spatial)["cKDTree"]
@@ -40,14 +50,15 @@ def grid(*sides: int) -> Any:
 
 def random_sparse(n: int) -> Any:
     """Three entries a row at random places, and a diagonal."""
-    places = np.repeat(np.arange(n), 3), RNG.integers(0, n, 3 * n)
-    a = scipy.sparse.csr_array((RNG.normal(size=3 * n), places), shape=(n, n))
+    rng = np.random.default_rng(0)
+    places = np.repeat(np.arange(n), 3), rng.integers(0, n, 3 * n)
+    a = scipy.sparse.csr_array((rng.normal(size=3 * n), places), shape=(n, n))
     return scipy.sparse.csr_array(a + 5 * scipy.sparse.eye_array(n))
 
 
 def geometric(n: int, degree: float = 7.0) -> Any:
     """The Laplacian of points in the unit square that are near each other, and I/10."""
-    points = RNG.uniform(size=(n, 2))
+    points = np.random.default_rng(0).uniform(size=(n, 2))
     radius = (degree / (np.pi * n)) ** 0.5
     pairs = tree(points).query_pairs(radius, output_type="ndarray")
     ones = np.ones(len(pairs))
@@ -58,13 +69,17 @@ def geometric(n: int, degree: float = 7.0) -> Any:
 
 
 def diagonals(n: int, width: int) -> Any:
-    parts = [RNG.uniform(2, 3, n)] + [-np.ones(n - 1)] * (width - 1)
+    parts = [np.random.default_rng(0).uniform(2, 3, n)] + [-np.ones(n - 1)] * (width - 1)
     return scipy.sparse.csr_array(diags_array(parts, offsets=[0, 1, -1][:width]))
 
 
+def dense(n: int) -> Any:
+    return np.random.default_rng(0).standard_normal((n, n))
+
+
 CASES: dict[str, Callable[[], Any]] = {
-    "dense, n = 300": lambda: RNG.standard_normal((300, 300)),
-    "dense, n = 5,000": lambda: RNG.standard_normal((5000, 5000)),
+    "dense, n = 300": lambda: dense(300),
+    "dense, n = 5,000": lambda: dense(5000),
     "grid 100 x 100": lambda: grid(100, 100),
     "grid 316 x 316": lambda: grid(316, 316),
     "grid 40 x 40 x 40": lambda: grid(40, 40, 40),
@@ -119,34 +134,32 @@ def row(name: str, matrix: Any, key: Any) -> str:
     return f"| {name} | {seconds:.2f} | {lasted:.2f} | {seconds / lasted:.2f} | {met} | {off} | {how} |"
 
 
+def write(rows: dict[str, str]) -> None:
+    """Into the page, in the place of those of the same matrices."""
+    text = PAGE.read_text() if PAGE.exists() else ""
+    old = {line.split(" | ")[0][2:]: line for line in text.splitlines()}
+    lines = [rows.get(name, old.get(name, "")) for name in CASES]
+    PAGE.write_text("\n".join([WORDS + HEAD, *filter(None, lines)]) + "\n")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--write", action="store_true", help="write the page, too")
-    parser.add_argument("--only", default="", help="the cases whose name has this in it")
+    parser.add_argument("--only", nargs="*", default=[""], help="cases whose name has one of these")
+    parser.add_argument("--but", nargs="*", default=[], help="without those that have one of these")
     options = parser.parse_args()
     jax.config.update("jax_enable_x64", True)
     key = jax.random.key(0)
     dx.log_abs_det(np.eye(3), key=key)
     dx.log_abs_det(grid(5, 5), key=key)
-    lines = [
-        "| matrix | Auto, s | slogdet or SuperLU, s | ratio | within 1.5 x + 0.3 s | relative difference "
-        "| how |",
-        "| --- | ---: | ---: | ---: | --- | ---: | --- |",
-    ]
-    print("\n".join(lines), flush=True)
+    print(HEAD, flush=True)
+    rows = {}
     for name, make in CASES.items():
-        if options.only in name:
-            lines.append(row(name, make(), key))
-            print(lines[-1], flush=True)
+        if any(word in name for word in options.only) and not any(w in name for w in options.but):
+            rows[name] = row(name, make(), key)
+            print(rows[name], flush=True)
     if options.write:
-        PAGE.write_text(
-            "# Ordinary matrices\n\n`Auto()` in a warm process beside `numpy.linalg.slogdet` (dense) and "
-            "`scipy.sparse.linalg.splu` with its defaults (sparse), in one run on two cores. Seconds are "
-            "those of the whole call, the door's checks and the condition estimate included. Grids and "
-            "graphs are Laplacians + I/10. Made by `python benchmarks/everyday.py --write`.\n\n"
-            + "\n".join(lines)
-            + "\n"
-        )
+        write(rows)
 
 
 if __name__ == "__main__":

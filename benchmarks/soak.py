@@ -10,28 +10,36 @@
   there, and what goes on with --resume ends with the very bits of a run that nobody disturbed.
 - Calls of every method return while two busy loops share the two cores.
 
-It prints one table; `--write` appends it to docs/results/soak.md. The exit code is 1 if anything failed.
+It prints one table; `--write` makes it docs/results/soak.md. The exit code is 1 if anything failed.
 """
 
 import argparse
 import os
 import pathlib
 import queue
+import signal
 import subprocess
 import sys
 import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 import numpy as np
 from kills import ROOT, Kills, Row, environment, grid
 
 TESTS = str(ROOT / "tests")
-# seconds that a worker may take to load, that a broken file may take, and the calls of one method
-START, FILE, METHOD = 300, 20, 600
+# seconds that a worker may take to load, to read a broken file, and to make a call
+START, FILE, CALL = 300, 20, 200
 MEMORY = 2**30
+WORDS = """# Broken files, kills and busy cores
+
+`make soak` damages files of every kind that is read, kills fits and estimates at random moments, and
+calls every method fifty times beside two busy loops. A file must give the truth or one sentence; a process
+that gets SIGINT or SIGTERM must leave with the right code and one line, and what goes on with `--resume`
+must end with the very bits of a run that nobody disturbed; every call must return.
+"""
 SHARES = {"files": 0.2, "kills": 0.55, "calls": 0.25}
 
 
@@ -45,7 +53,7 @@ def files(num: int, seed: int, until: float) -> list[Row]:
 
     rows, number = [Row(f"broken files, {kind}") for kind in KINDS], 0
     while number < num and time.monotonic() < until:
-        for said in _worker(["files", seed, number, num], until):
+        for said in _worker(["files", seed, number, num], until, FILE):
             row = rows[number % len(KINDS)]
             row.tried += 1
             if said.startswith("fault "):
@@ -86,7 +94,7 @@ def _limit_memory() -> None:
     resource.setrlimit(resource.RLIMIT_AS, (most, most))
 
 
-def _worker(arguments: list, until: float) -> Iterator[str]:
+def _worker(arguments: list, until: float, silence: int) -> Iterator[str]:
     """What the worker says, line by line; a death or a silence is a fault of what it was at."""
     command = [sys.executable, __file__, "--worker", *map(str, arguments)]
     lines: queue.Queue[str | None] = queue.Queue()
@@ -101,16 +109,16 @@ def _worker(arguments: list, until: float) -> Iterator[str]:
 
         threading.Thread(target=listen, daemon=True).start()
         try:
-            if lines.get(timeout=START) != "ready":
+            if _next(lines, START) != "ready":
                 raise RuntimeError("the worker did not start: see what it printed")
             while time.monotonic() < until:
-                said = lines.get(timeout=FILE)
+                said = _next(lines, silence)
                 if said is None:
                     break
                 yield said
         except queue.Empty:
             worker.kill()
-            yield f"fault no answer within {FILE} s"
+            yield f"fault no answer within {silence} s"
             return
         finally:
             if time.monotonic() >= until:
@@ -118,6 +126,14 @@ def _worker(arguments: list, until: float) -> Iterator[str]:
         code = worker.wait()
         if code and time.monotonic() < until:
             yield f"fault the process died with code {code}"
+
+
+def _next(lines: queue.Queue, seconds: int) -> str | None:
+    """The next line; in short waits, so that a machine may sleep."""
+    for _ in range(seconds):
+        with suppress(queue.Empty):
+            return lines.get(timeout=1)
+    raise queue.Empty
 
 
 # --- calls ------------------------------------------------------------------------------------
@@ -159,6 +175,7 @@ def _calls_worker(name: str, num: int) -> None:
     import jax
 
     call = methods()[name]
+    print("ready", flush=True)
     for i in range(num):
         assert np.isfinite(call(jax.random.fold_in(jax.random.key(0), i)))
         print(i, flush=True)
@@ -172,26 +189,14 @@ def calls(num: int, until: float) -> list[Row]:
     with _busy(2):
         for name in names:
             row, began = Row(f"calls of {name}"), time.monotonic()
-            rows.append(row)
-            limit = min(METHOD, until - began)
-            if limit <= 0:
-                continue
-            command = [sys.executable, __file__, "--worker", "calls", name, str(num)]
-            with tempfile.TemporaryFile("w+") as out, tempfile.TemporaryFile("w+") as err:
-                process = subprocess.Popen(command, stdout=out, stderr=err, env=environment())
-                try:
-                    code: int | None = process.wait(limit)
-                except subprocess.TimeoutExpired:
-                    process.kill()
-                    code = process.wait() and None
-                out.seek(0)
-                err.seek(0)
-                row.tried = row.outcomes["returned"] = len(out.readlines())
-                if code is None:
-                    row.faults.append(f"call {row.tried} did not return within {limit:.0f} s")
-                elif code:
-                    row.faults.append(f"exit code {code}: {err.read()[-300:]!a}")
+            for said in _worker(["calls", name, num], until, CALL):
+                if said.startswith("fault "):
+                    row.faults.append(f"call {row.tried}: {said[6:]}")
+                else:
+                    row.tried += 1
+                    row.outcomes["returned"] += 1
             row.seconds = time.monotonic() - began
+            rows.append(row)
     return rows
 
 
@@ -232,13 +237,15 @@ def main() -> int:
     parser.add_argument("--kills", type=int, default=200)
     parser.add_argument("--calls", type=int, default=50)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--write", action="store_true", help="append to docs/results/soak.md")
+    parser.add_argument("--write", action="store_true", help="make docs/results/soak.md")
     parser.add_argument("--worker", nargs="+", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.worker:
         kind, *rest = arguments.worker
         _files_worker(*map(int, rest)) if kind == "files" else _calls_worker(rest[0], int(rest[1]))
         return 0
+    # a shell's background job ignores SIGINT, and so would all that it starts
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     began, rows = time.monotonic(), []
 
     def until(*parts: str) -> float:
@@ -255,8 +262,7 @@ def main() -> int:
     )
     print(text)
     if arguments.write:
-        with (ROOT / "docs" / "results" / "soak.md").open("a") as file:
-            file.write(f"\n{text}\n")
+        (ROOT / "docs" / "results" / "soak.md").write_text(f"{WORDS}\n{text}\n")
     return int(any(row.faults for row in rows))
 
 

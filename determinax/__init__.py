@@ -5,6 +5,8 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from determinax import api as api
+    from determinax import densities as densities
+    from determinax import distributed as distributed
     from determinax import estimate as estimate
     from determinax import files as files
     from determinax import flows, operators, sphere, training
@@ -12,11 +14,15 @@ if TYPE_CHECKING:
     from determinax import jacobians as jacobians
     from determinax import methods as methods
     from determinax import paper as paper
+    from determinax import places as places
     from determinax import plots as plots
     from determinax import progress as progress
     from determinax import proposals as proposals
     from determinax import storage as storage
+    from determinax import surrogates as surrogates
+    from determinax import sweeps as sweeps
     from determinax.api import log_abs_det, log_volume
+    from determinax.densities import Density, density, goodness_of_fit, uniformity
     from determinax.estimate import Estimate, UnreliableEstimateError
     from determinax.gradients import Gradient, log_abs_det_gradient
     from determinax.jacobians import jacobian_log_abs_det
@@ -30,8 +36,17 @@ if TYPE_CHECKING:
         Variational,
     )
     from determinax.operators import OperatorError, as_operator
-    from determinax.proposals import Proposal
+    from determinax.proposals import (
+        Mixture,
+        Proposal,
+        Uniform,
+        VonMisesFisher,
+        fitted_bumps,
+        kernels,
+    )
     from determinax.storage import StorageError, load, save
+    from determinax.surrogates import Surrogate, jacobian_surrogate, surrogate
+    from determinax.sweeps import sweep
     from determinax.training import (
         Fit,
         FitInterrupted,
@@ -43,10 +58,12 @@ if TYPE_CHECKING:
         fit_samples,
     )
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 # where each name is; it is imported when it is first asked for, so that `determinax --help` is quick
 _HOMES = {
+    "densities": ("Density", "density", "goodness_of_fit", "uniformity"),
+    "distributed": (),
     "estimate": ("Estimate", "UnreliableEstimateError"),
     "files": (),
     "flows": (),
@@ -56,11 +73,14 @@ _HOMES = {
     "methods": ("Auto", "Deflated", "Exact", "Lanczos", "MonteCarlo", "Probed", "Variational"),
     "operators": ("OperatorError", "as_operator"),
     "paper": (),
+    "places": (),
     "plots": (),
     "progress": (),
-    "proposals": ("Proposal",),
+    "proposals": ("Mixture", "Proposal", "Uniform", "VonMisesFisher", "fitted_bumps", "kernels"),
     "sphere": (),
+    "sweeps": ("sweep",),
     "storage": ("StorageError", "load", "save"),
+    "surrogates": ("Surrogate", "jacobian_surrogate", "surrogate"),
     "training": (
         "Fit",
         "FitInterrupted",
@@ -77,28 +97,39 @@ _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
 __all__ = [
     "Auto",
     "Deflated",
+    "Density",
     "Estimate",
     "Exact",
     "Fit",
     "FitInterrupted",
     "Gradient",
     "Lanczos",
+    "Mixture",
     "MonteCarlo",
     "OperatorError",
     "Probed",
     "Proposal",
     "StorageError",
+    "Surrogate",
     "Tracker",
+    "Uniform",
     "UnreliableEstimateError",
     "Variational",
+    "VonMisesFisher",
     "as_operator",
+    "density",
+    "distributed",
     "fit",
     "fit_density",
     "fit_jacobian",
     "fit_linear",
     "fit_samples",
+    "fitted_bumps",
     "flows",
+    "goodness_of_fit",
     "jacobian_log_abs_det",
+    "jacobian_surrogate",
+    "kernels",
     "load",
     "log_abs_det",
     "log_abs_det_gradient",
@@ -106,7 +137,10 @@ __all__ = [
     "operators",
     "save",
     "sphere",
+    "surrogate",
+    "sweep",
     "training",
+    "uniformity",
 ]
 
 

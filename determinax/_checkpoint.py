@@ -47,6 +47,7 @@ class Keeper:
     ):
         self._path, self._run, self._started, self._every = path, run, started, every
         self._saved, self._saved_at = saved, time.perf_counter()
+        self.seconds = _SECONDS
 
     def write(self, done: int, state: Any, history: dict[str, np.ndarray] | None = None) -> None:
         """Write now, unless these steps are on the disk already."""
@@ -67,7 +68,7 @@ class Keeper:
     ) -> None:
         """Write if it is time to."""
         waited = time.perf_counter() - self._saved_at
-        if is_last or done - self._saved >= self._every or waited > _SECONDS:
+        if is_last or done - self._saved >= self._every or waited > self.seconds:
             self.write(done, state, history)
 
 

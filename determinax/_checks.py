@@ -27,6 +27,28 @@ def whole_number(value: Any, name: str, *, least: int = 1) -> int:
     return int(number)
 
 
+def positive_number(
+    value: Any, name: str, *, or_zero: bool = False, most: float = sys.float_info.max
+) -> float:
+    """A number above 0, or also 0, up to `most`: a finite one by default; True and NaN are none."""
+    valid = isinstance(value, numbers.Real) and not isinstance(value, bool)
+    number = float(value) if valid else math.nan
+    if not (0 < number <= most or (or_zero and number == 0)):
+        least = "of 0 or more" if or_zero else "above 0"
+        raise ValueError(f"{name} is a number {least}, not {value!r}")
+    return number
+
+
+def real_numbers(values: Any, what: str) -> Any:
+    """A NumPy array of floats; `what` says in the refusal what it should have been."""
+    import numpy as np
+
+    try:
+        return np.asarray(values, float)
+    except (TypeError, ValueError) as error:
+        raise TypeError(f"{what}, not {values!r:.40}") from error
+
+
 def require_key(key: Any, method: str) -> Any:
     """The key of a method that draws random directions."""
     import jax

@@ -1,5 +1,7 @@
 import os
 import pathlib
+import signal
+import threading
 
 # before JAX starts: the tests compile far more than they compute, and without MLIR's emitters
 # of fused loops XLA compiles twice as fast
@@ -14,6 +16,10 @@ import jax.monitoring
 import pytest
 
 jax.config.update("jax_enable_x64", True)
+
+# a shell's background job ignores Ctrl-C, and so would all that it starts
+if threading.current_thread() is threading.main_thread():
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 _MAPS = pathlib.Path("/proc/self/maps")
 

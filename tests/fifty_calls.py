@@ -18,6 +18,7 @@ import scipy.sparse
 
 import determinax as dx
 from determinax import flows
+from determinax.methods import METHODS
 
 jax.config.update("jax_enable_x64", True)
 RNG = np.random.default_rng(0)
@@ -41,7 +42,12 @@ POINTS = jnp.asarray(RNG.normal(size=(16, 10)))
 CONVOLUTION = dx.operators.convolution(0.1 * jnp.ones((3, 3)).at[1, 1].set(10.0), (4, 4))
 
 
+ESTIMATED = set()
+
+
 def estimate(operator, method) -> Callable:
+    ESTIMATED.add(type(method))
+
     def call(key):
         e = dx.log_abs_det(operator, method, key=key)
         return e.log_abs_det + (0 if e.lower_bound is None else e.lower_bound)
@@ -88,7 +94,28 @@ def differentiated(operator_of, method):
     return call
 
 
+def losses(fit, *args, **settings):
+    """Those of a few steps."""
+
+    def call(key):
+        return fit(*args, key=key, steps=3, batch_size=16, progress=False, **settings).history[
+            "loss"
+        ]
+
+    return call
+
+
+def log_density(s):
+    return 2 * s[0]
+
+
+def draw(key, num):
+    return jax.random.normal(key, (num, 10))
+
+
 KEY = jax.random.key(0)
+TALL = jnp.asarray(RNG.normal(size=(50, 10)))
+UNIT = POINTS / jnp.linalg.norm(POINTS, axis=1, keepdims=True)
 CALLABLE = dx.as_operator(lambda x: SMALL @ x, jnp.zeros(10))
 CYLINDER = dx.Proposal(flows.cylinder(10, key=KEY, num_flows=1, hidden=(8,), num_bins=4))
 EXPONENTIAL = dx.Proposal(flows.exponential_polynomial(10, key=KEY, num_flows=2))
@@ -107,6 +134,7 @@ CALLS = {
     "deflated": estimate(LARGE, dx.Deflated(20, dx.MonteCarlo(20))),
     "deflated, smallest": estimate(LARGE, dx.Deflated(4, dx.Lanczos(4, 10), which="smallest")),
     "exact": estimate(LARGE, dx.Exact()),
+    "exact, tall": lambda key: dx.log_volume(TALL, dx.Exact()).log_abs_det,
     "exact's gradient": differentiated(scaled, dx.Exact()),
     "Auto": estimate(LARGE, dx.Auto(36)),
     "tracker": track,
@@ -121,13 +149,24 @@ TRACED = {
 }
 # these look at values, so they are called as they are only
 HOST = {
+    "exact, sparse": estimate(GRID, dx.Exact()),
+    "Auto, sparse": estimate(GRID, dx.Auto()),
     "probed": estimate(CONVOLUTION, dx.Probed()),
     "Auto, probing": estimate(CONVOLUTION, dx.Auto(20)),
     "fit_linear": lambda key: dx.fit_linear(SMALL, key=key).proposal.flow.factor.log_abs_det(),
     "fit_linear, blocks": lambda key: dx.fit_linear(
         LARGE, key=key, block_size=10, max_matvecs=200
     ).proposal.flow.factor.log_abs_det(),
+    "fit_linear, a diagonal": lambda key: dx.fit_linear(
+        SMALL, key=key, structure=flows.Diagonal(10), max_matvecs=40
+    ).proposal.flow.factor.log_abs_det(),
+    "fit": losses(dx.fit, SMALL, EXPONENTIAL.flow),
+    "fit, total gradients": losses(dx.fit, SMALL, CYLINDER.flow, gradient="total"),
+    "fit_density": losses(dx.fit_density, log_density, EXPONENTIAL.flow),
+    "fit_samples": losses(dx.fit_samples, UNIT, EXPONENTIAL.flow),
+    "fit_jacobian": losses(dx.fit_jacobian, network, draw, CONDITIONAL.flow),
 }
+assert set(METHODS.values()) == ESTIMATED
 
 
 def ways(name: str):

@@ -1,6 +1,7 @@
 """Every method of the registry, crossed with kinds of input by the tests of properties."""
 
-from typing import NamedTuple
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -16,7 +17,7 @@ N = 8
 A = near_isometry(N, 0.2)
 
 
-def _proposal(n=N):
+def proposal(n=N):
     return dx.Proposal(dx.flows.projective_linear(n))
 
 
@@ -28,7 +29,7 @@ def _flow():
 class Case(NamedTuple):
     """A method's settings, and what it can do."""
 
-    make: object
+    make: Callable[[], Any]
     name: str  # in METHODS
     needs_key: bool = True
     in_jit: bool = True  # Probed looks at values
@@ -41,8 +42,8 @@ CASES = {
     "MonteCarlo, frames": Case(lambda: dx.MonteCarlo(800, "frames"), "mc"),
     "MonteCarlo, rest": Case(lambda: dx.MonteCarlo(601, chunk_size=100), "mc"),
     "MonteCarlo, one frame": Case(lambda: dx.MonteCarlo(5, "frames"), "mc"),
-    "Variational": Case(lambda: dx.Variational(_proposal(), 300), "vde"),
-    "Variational, defensive": Case(lambda: dx.Variational(_proposal(), 300, defensive=0.2), "vde"),
+    "Variational": Case(lambda: dx.Variational(proposal(), 300), "vde"),
+    "Variational, defensive": Case(lambda: dx.Variational(proposal(), 300, defensive=0.2), "vde"),
     "Exact": Case(lambda: dx.Exact(), "exact", needs_key=False),
     "Lanczos": Case(lambda: dx.Lanczos(24, 6), "lanczos", transposes=True),
     "Deflated": Case(lambda: dx.Deflated(3), "deflated"),

@@ -4,6 +4,7 @@ import equinox as eqx
 import jax.numpy as jnp
 import lineax as lx
 import numpy as np
+import pytest
 import scipy.sparse
 import scipy.sparse.linalg
 
@@ -86,6 +87,12 @@ KINDS = {
     "pytree callable": _pytree_operator,
 }
 FORWARD_ONLY = ("scipy operator, forward only",)
+
+
+def rest_slow(cases, quick):
+    """All of them, those that are not among the quick ones marked slow."""
+    slow = pytest.mark.slow
+    return [case if case in quick else pytest.param(case, marks=slow) for case in cases]
 
 
 def triangular(matrix):

@@ -111,7 +111,7 @@ def test_a_linear_fit_that_is_interrupted_has_what_was_fitted(act, monkeypatch):
 def test_an_estimate_ends_with_the_interrupt(act, monkeypatch):
     calls, run = [], after(2, _engine.compiled_advance, act)
     monkeypatch.setattr(_engine, "compiled_advance", lambda *args: calls.append(0) or run(*args))
-    method = dx.MonteCarlo(10_000, chunk_size=10)
+    method = dx.MonteCarlo(1_000_000, chunk_size=1000)  # too long for one program
     with pytest.raises(KeyboardInterrupt):
         dx.log_abs_det(A, method, key=KEY)
     assert len(calls) == 2  # it did not go on to the end

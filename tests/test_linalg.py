@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import lineax as lx
 import numpy as np
 import pytest
-from registry import near_isometry
+from registry import near_isometry, rest_slow
 
 import determinax as dx
 from determinax import _linalg, sphere
@@ -98,6 +98,11 @@ TRANSFORMS = {
 }
 
 
+# of one kind each; the others are slow
+QUICK_CASES = ("solve", "log_abs_det", "lower", "qr", "eigh", "svd tall")
+QUICK_TRANSFORMS = ("vmap", "vmap of grad", "batched right-hand sides")
+
+
 def _all(args):
     return tuple(range(len(args)))
 
@@ -113,8 +118,8 @@ def lapack_batches(f, *args) -> list[str]:
     return [f"{name}{' batched' if rank > 2 else ''}" for name, rank in ranks]
 
 
-@pytest.mark.parametrize("transform", TRANSFORMS)
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("transform", rest_slow(TRANSFORMS, QUICK_TRANSFORMS))
+@pytest.mark.parametrize("name", rest_slow(CASES, QUICK_CASES))
 def test_values_and_derivatives_are_those_of_jax(name, transform):
     ours, theirs, args = CASES[name]
     change = TRANSFORMS[transform]
@@ -125,8 +130,8 @@ def test_values_and_derivatives_are_those_of_jax(name, transform):
         np.testing.assert_allclose(x, y, rtol=0, atol=1e-9 * float(size))
 
 
-@pytest.mark.parametrize("transform", TRANSFORMS)
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("transform", rest_slow(TRANSFORMS, QUICK_TRANSFORMS))
+@pytest.mark.parametrize("name", rest_slow(CASES, QUICK_CASES))
 def test_no_lapack_call_has_a_batch(name, transform):
     """A batched call waits for XLA's own threads from one of them, and hangs on few cores."""
     ours, _, args = CASES[name]
@@ -251,7 +256,10 @@ PROGRAMS = {
 }
 
 
-@pytest.mark.parametrize("name", PROGRAMS)
+QUICK_PROGRAMS = ("frames", "Lanczos", "deflated", "secant")
+
+
+@pytest.mark.parametrize("name", rest_slow(PROGRAMS, QUICK_PROGRAMS))
 def test_no_method_makes_a_batched_call(name):
     """Neither by itself, nor under the user's `vmap`, nor in gradients."""
     run = PROGRAMS[name]

@@ -27,9 +27,11 @@ def test_the_readme_runs_and_prints_what_it_says(capsys, tmp_path, monkeypatch):
         pytest.param("training_loop.md", 6, marks=pytest.mark.slow),
         ("troubleshooting.md", 1),
         ("own_method.md", 3),
+        ("start/sphere.md", 6),
     ],
 )
-def test_the_page_runs(page, least, capsys):
+def test_the_page_runs(page, least, capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
     blocks = BLOCK.findall((ROOT / "docs" / page).read_text())
     assert len(blocks) >= least
     namespace = {}

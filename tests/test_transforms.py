@@ -12,36 +12,6 @@ import determinax as dx
 
 KEY = jax.random.key(0)
 A = jnp.asarray(near_isometry(5))
-METHODS = [
-    dx.MonteCarlo(2000),
-    dx.MonteCarlo(2000, "frames"),
-    dx.Exact(),
-    dx.Lanczos(50, 5),
-    dx.Auto(),
-]
-
-
-@pytest.mark.parametrize("method", METHODS, ids=str)
-def test_jit_gives_the_same_estimate(method):
-    plain = dx.log_abs_det(A, method, key=KEY)
-    jitted = jax.jit(lambda a, k: dx.log_abs_det(a, method, key=k))(A, KEY)
-    np.testing.assert_allclose(jitted.log_abs_det, plain.log_abs_det, rtol=1e-10)
-    np.testing.assert_allclose(jitted.standard_error, plain.standard_error, rtol=1e-6, atol=1e-14)
-    assert jitted.status == plain.status
-    assert jitted.num_matvecs == plain.num_matvecs
-
-
-@pytest.mark.parametrize("method", METHODS, ids=str)
-def test_vmap_over_matrices_is_a_loop(method):
-    batch = jnp.stack([A, 2 * A, A.T @ A])
-    e = jax.vmap(lambda a: dx.log_abs_det(a, method, key=KEY))(batch)
-    assert e.log_abs_det.shape == (3,)
-    for i in range(3):
-        single = dx.log_abs_det(batch[i], method, key=KEY)
-        np.testing.assert_allclose(e[i].log_abs_det, single.log_abs_det, rtol=1e-9, atol=1e-10)
-        assert e[i].status == single.status
-    with pytest.raises(ValueError, match="batch of estimates"):
-        _ = e.status
 
 
 @pytest.mark.parametrize("directions", ["independent", "frames"])

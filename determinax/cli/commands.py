@@ -4,7 +4,7 @@ from typing import Annotated
 
 import typer
 
-from determinax.cli import estimate, fit, paper
+from determinax.cli import density, estimate, fit, paper, report, sweep
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -32,6 +32,10 @@ def about(
 
 
 app.command()(estimate.estimate)
+app.command()(report.report)
+app.command()(sweep.sweep)
 app.command()(fit.fit)
+app.command()(density.density)
+app.command()(density.sample)
 app.command()(paper.reproduce)
 app.command()(paper.demo)

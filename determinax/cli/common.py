@@ -4,6 +4,7 @@ import contextlib
 import os
 import pathlib
 import shlex
+import signal
 import sys
 import tempfile
 import warnings
@@ -69,6 +70,8 @@ def require_writable(path: pathlib.Path) -> None:
     """Refuse a file that could not be written later, before anything long begins."""
     if path.is_dir():
         raise ValueError(f"{path}: is a folder: name a file in it")
+    if path.exists() and not path.is_file():
+        raise ValueError(f"{path}: is no ordinary file, which could be replaced: name another")
     require_folder(path.parent, make=False)
 
 
@@ -97,7 +100,7 @@ def set_up_jax(report: Report | None) -> Any:
     import jax
 
     jax.config.update("jax_enable_x64", True)
-    cache = _cache_folder()
+    cache = cache_folder()
     if cache is not None:
         jax.config.update("jax_compilation_cache_dir", str(cache))
         jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.1)
@@ -106,7 +109,7 @@ def set_up_jax(report: Report | None) -> Any:
     return jax
 
 
-def _cache_folder() -> pathlib.Path | None:
+def cache_folder() -> pathlib.Path | None:
     """Where compiled code is kept; None where no folder can be had."""
     try:
         home = os.environ.get("XDG_CACHE_HOME") or pathlib.Path.home() / ".cache"
@@ -117,6 +120,15 @@ def _cache_folder() -> pathlib.Path | None:
     return folder
 
 
+# -- other processes --
+
+
+def expect_broken_pipes() -> None:
+    """From now on a pipe that breaks is an error to be handled: the process behind it may have died."""
+    if hasattr(signal, "SIGPIPE"):
+        signal.signal(signal.SIGPIPE, signal.SIG_IGN)
+
+
 # -- what is said --
 
 
@@ -124,6 +136,20 @@ def say(report: Report | None, what: str) -> None:
     """Show what is being done, where somebody watches."""
     if report:
         report.working(what)
+
+
+def shown(result: Any, file: pathlib.Path) -> str:
+    """An estimate as text; laid out for the eye where that is a terminal's."""
+    if not (sys.stdout and sys.stdout.isatty()):
+        return str(result)
+    from determinax import _terminal
+
+    return "\n".join(_terminal.lines(result, shlex.join(["determinax", "estimate", str(file)])))
+
+
+def one_line(result: Any) -> str:
+    """The first line of an estimate."""
+    return str(result).splitlines()[0]
 
 
 # asked when a signal ends the command: whether there is something to go on from

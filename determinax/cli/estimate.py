@@ -2,132 +2,61 @@
 
 import json
 import pathlib
-from enum import StrEnum
 from typing import Annotated, Any, NamedTuple
 
 import typer
 
 from determinax import _interrupts
-from determinax._checks import require_bar
-from determinax.cli import common
+from determinax.cli import common, supervise
+from determinax.cli import settings as options
 from determinax.cli.common import Count
+from determinax.cli.settings import Method, Settings
 from determinax.progress import Report, reporting
 
-
-class Method(StrEnum):
-    """What `--method` takes; the help of `estimate` says what each is."""
-
-    auto = "auto"
-    exact = "exact"
-    mc = "mc"
-    lanczos = "lanczos"
-    vde = "vde"
-    deflated = "deflated"
-    probed = "probed"
-
-
-_ALIASES = {"slq": Method.lanczos}
-
-# which options each method takes
-_TAKES = {
-    "samples": (Method.mc, Method.vde, Method.lanczos, Method.deflated, Method.probed),
-    "depth": (Method.lanczos,),
-    "directions": (Method.deflated,),
-    "band": (Method.probed,),
-    "frames": (Method.mc, Method.vde),
-    "proposal": (Method.vde,),
-    "max-matvecs": (Method.auto, Method.vde),
-}
 # of proposals: a linear one that fits needs a single sample, and these show that it does
 _FLOW_SAMPLES, _LINEAR_SAMPLES = 10_000, 100
 
 
-class Settings(NamedTuple):
-    """What was asked for, checked as far as that needs no JAX; None is the method's default."""
-
-    method: Method
-    samples: int | None
-    depth: int | None
-    directions: int | None
-    band: tuple[int, int] | None
-    frames: bool
-    proposal: pathlib.Path | None
-    max_matvecs: int | None
-    volume: bool
-    spd: bool
-    tolerance: float | None
-    rtol: float | None
-    seed: int
-
-
-def _method(name: str) -> Method:
-    try:
-        return _ALIASES.get(name) or Method(name)
-    except ValueError:
-        raise typer.BadParameter(f"{name!r} is not one of {', '.join(Method)}.") from None
-
-
 def estimate(
     file: common.Matrix,
-    method: Annotated[
-        Method,
-        typer.Option(
-            parser=_method,
-            metavar="METHOD",
-            help="One of those above.",
-            autocompletion=lambda: list(Method),
-        ),
-    ] = Method.auto,
-    samples: Annotated[
-        Count,
-        typer.Option(
-            help="Directions for mc (default 100,000), vde (10,000; 100 of a linear proposal), "
-            "deflated (32) and probed (100); probes for lanczos (30)."
-        ),
-    ] = None,
-    depth: Annotated[
-        Count, typer.Option(help="Steps for each probe of lanczos (default 30).")
-    ] = None,
-    directions: Annotated[
-        Count, typer.Option(help="Directions that deflated takes exactly (default n/2).")
-    ] = None,
-    band: Annotated[
-        tuple[int, int] | None,
-        typer.Option(
-            help="For probed: how many diagonals below and above the main one may have entries; "
-            "else it takes the zeros of the file.",
-            metavar="BELOW ABOVE",
-        ),
-    ] = None,
-    frames: Annotated[
-        bool, typer.Option("--frames", help="mc and vde with orthonormal frames.")
-    ] = False,
-    proposal: Annotated[
-        pathlib.Path | None, typer.Option(help="A proposal for vde, as `determinax fit` saves it.")
-    ] = None,
-    max_matvecs: Annotated[
-        Count,
-        typer.Option(help="The products that auto, or the fit of vde, may spend."),
-    ] = None,
-    volume: Annotated[
-        bool, typer.Option("--volume", help="1/2 log det A^T A of a tall matrix.")
-    ] = False,
-    spd: Annotated[
-        bool,
-        typer.Option(
-            "--spd", help="A is symmetric positive definite: lanczos takes half the products."
-        ),
-    ] = False,
-    tolerance: Annotated[
-        float | None,
-        typer.Option(help="The standard error, in nats, that you are content with."),
-    ] = None,
-    rtol: Annotated[
-        float | None, typer.Option(help="The same, as a share of the log-determinant's size.")
-    ] = None,
+    method: options.MethodOption = Method.auto,
+    samples: options.Samples = None,
+    depth: options.Depth = None,
+    directions: options.Directions = None,
+    band: options.Band = None,
+    frames: options.Frames = False,
+    proposal: options.ProposalFile = None,
+    max_matvecs: options.MaxMatvecs = None,
+    volume: options.Volume = False,
+    spd: options.Spd = False,
+    tolerance: options.Tolerance = None,
+    rtol: options.Rtol = None,
     header: common.Header = None,
     skip_rows: common.SkipRows = 0,
     seed: common.Seed = 0,
+    checkpoint: Annotated[
+        pathlib.Path | None,
+        typer.Option(help="A file that a long run writes to now and then, to go on from."),
+    ] = None,
+    resume: Annotated[
+        bool, typer.Option("--resume", help="Go on from --checkpoint, if it is there.")
+    ] = False,
+    distributed: Annotated[
+        bool,
+        typer.Option(
+            "--distributed", help="One of many processes, which Slurm or Open MPI has started."
+        ),
+    ] = False,
+    coordinator: Annotated[
+        str | None,
+        typer.Option(help="With --distributed: HOST:PORT of process 0, where neither has."),
+    ] = None,
+    num_processes: Annotated[
+        Count, typer.Option(help="With --coordinator: how many processes there are.")
+    ] = None,
+    process_id: Annotated[
+        Count, typer.Option(help="With --coordinator: which one this is, from 0.")
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")] = False,
 ) -> None:
     """Estimate log|det A| of the matrix in FILE.
@@ -150,63 +79,84 @@ def estimate(
         determinax estimate sparse.npz --max-matvecs 500 --json
         determinax estimate tall.csv --header --volume
         determinax estimate matrix.npy --method vde --proposal q.safetensors
+        srun determinax estimate matrix.npy --method mc --distributed --checkpoint run.ckpt
 
-    Exit code 0: exact, ok or warn; 3: unreliable; 2: bad input; 130: Ctrl-C.
+    Exit code 0: exact, ok or warn; 3: unreliable; 2: bad input; 4: another process has died; 130: Ctrl-C.
     """
     with common.bad_input_exits():
-        given = {
-            "samples": samples,
-            "depth": depth,
-            "directions": directions,
-            "band": band,
-            "frames": frames or None,
-            "proposal": proposal,
-            "max-matvecs": max_matvecs,
-        }
-        _require_taken(method, given)
-        require_bar("--tolerance", tolerance)
-        require_bar("--rtol", rtol)
-        settings = Settings(
+        settings = options.checked(
             method=method,
-            samples=common.whole(samples, "samples"),
-            depth=common.whole(depth, "depth"),
-            directions=common.whole(directions, "directions"),
+            samples=samples,
+            depth=depth,
+            directions=directions,
             band=band,
             frames=frames,
             proposal=proposal,
-            max_matvecs=common.whole(max_matvecs, "max-matvecs"),
+            max_matvecs=max_matvecs,
             volume=volume,
             spd=spd,
             tolerance=tolerance,
             rtol=rtol,
             seed=seed,
         )
-        with reporting() as report:
-            matrix = common.read(file, header, skip_rows, report)
-            common.require_shape(file, matrix, volume)
-            if spd:
-                _require_symmetric(file, matrix)
-            result = _run(matrix, settings, report)
-            text = _as_json(result, file, seed) if as_json else str(result)
+        if resume and checkpoint is None:
+            raise ValueError("--resume needs the file to go on from: say --checkpoint FILE")
+        if checkpoint is not None:
+            common.require_writable(checkpoint)
+            common.resumable(checkpoint.exists)
+        group = supervise.joined(distributed, coordinator, num_processes, process_id)
+        with group as is_first, reporting(None if is_first else False) as report:
+            job = Job(checkpoint, resume, distributed)
+            result = estimated(file, settings, header, skip_rows, report, job)
+            text = _as_json(result, file, seed) if as_json else common.shown(result, file)
+            status = result.status
         _interrupts.conclude()
-        print(text, flush=True)
-        if result.status == "unreliable":
+        if is_first:
+            supervise.say(text)
+        if status == "unreliable":
             raise typer.Exit(common.UNRELIABLE)
 
 
-def _require_taken(method: Method, given: dict[str, Any]) -> None:
-    """Refuse an option that the method would ignore, and a proposal that is not there."""
-    for option, value in given.items():
-        if value is not None and method not in _TAKES[option]:
-            raise ValueError(
-                f"--{option} does not apply to --method {method}: leave it out, or use --method "
-                + " or ".join(_TAKES[option])
-            )
-    proposal = given["proposal"]
-    if proposal is not None and not proposal.exists():
-        raise ValueError(f"{proposal}: no such file")
-    if proposal is not None and given["max-matvecs"] is not None:
-        raise ValueError("--max-matvecs does not apply to a proposal that is fitted already")
+class Job(NamedTuple):
+    """Where a run keeps what it has, and whether it is one of many processes."""
+
+    checkpoint: pathlib.Path | None = None
+    resume: bool = False
+    is_distributed: bool = False
+
+    def options(self) -> dict[str, Any]:
+        """For `log_abs_det`."""
+        import jax
+
+        mesh = jax.make_mesh((jax.device_count(),), ("devices",)) if self.is_distributed else None
+        return {"checkpoint": self.checkpoint, "resume": self.resume, "mesh": mesh}
+
+
+def estimated(
+    file: pathlib.Path,
+    settings: Settings,
+    header: bool | None = None,
+    skip_rows: float = 0,
+    report: Report | None = None,
+    job: Job = Job(),  # noqa: B008 - a tuple of constants
+) -> Any:
+    """The estimate for the matrix in a file."""
+    return run(admitted(file, settings, header, skip_rows, report), settings, report, job).estimate
+
+
+def admitted(
+    file: pathlib.Path,
+    settings: Settings,
+    header: bool | None,
+    skip_rows: float,
+    report: Report | None,
+) -> Any:
+    """The matrix in the file, which has a determinant."""
+    matrix = common.read(file, header, skip_rows, report)
+    common.require_shape(file, matrix, settings.volume)
+    if settings.spd:
+        _require_symmetric(file, matrix)
+    return matrix
 
 
 def _require_symmetric(file: pathlib.Path, matrix: Any) -> None:
@@ -226,8 +176,22 @@ def _require_symmetric(file: pathlib.Path, matrix: Any) -> None:
         )
 
 
-def _run(matrix: Any, settings: Settings, report: Report | None) -> Any:
-    """The estimate, charged for what was spent on the way."""
+class Run(NamedTuple):
+    """The estimate, charged for what was spent on the way, and the fit of its proposal if there was one."""
+
+    estimate: Any
+    fit: Any
+
+
+def run(
+    matrix: Any,
+    settings: Settings,
+    report: Report | None,
+    job: Job = Job(),  # noqa: B008 - a tuple of constants
+    *,
+    trace: bool = False,
+) -> Run:
+    """What was asked for."""
     jax = common.set_up_jax(report)
     import determinax as dx
     from determinax._keys import stream
@@ -240,18 +204,21 @@ def _run(matrix: Any, settings: Settings, report: Report | None) -> Any:
         fitted = dx.fit_linear(operator, key=stream(key, "fit"), max_matvecs=settings.max_matvecs)
     if settings.method == Method.probed and settings.band is None:
         operator = _sparse(matrix)
-    run = dx.log_volume if settings.volume else dx.log_abs_det
-    result = run(
+    ask = dx.log_volume if settings.volume else dx.log_abs_det
+    result = ask(
         operator,
         _configured(settings, fitted, min(matrix.shape)),
         key=stream(key, "estimate"),
         tolerance=settings.tolerance,
         rtol=settings.rtol,
+        trace=trace,
+        **job.options(),
     )
     if fitted is None:
-        return result
-    note = f"fitting spent {fitted.num_matvecs:,} of the products, in {fitted.seconds:.1f} s."
-    return result.with_products(fitted.num_matvecs, fitted.num_transposed).with_notes(note)
+        return Run(result, None)
+    note = f"fitting spent {fitted.num_matvecs:,} of the products."
+    spent = result.with_products(fitted.num_matvecs, fitted.num_transposed)
+    return Run(spent.with_notes(note), fitted)
 
 
 def _configured(settings: Settings, fitted: Any, n: int) -> Any:
@@ -270,6 +237,11 @@ def _configured(settings: Settings, fitted: Any, n: int) -> Any:
             return dx.Lanczos(samples or 30, settings.depth or 30)
         case Method.vde:
             proposal = fitted.proposal if fitted else dx.load(settings.proposal or "")
+            if not isinstance(proposal, dx.Proposal):
+                raise ValueError(
+                    f"{settings.proposal}: a {type(proposal).__name__} of data: --proposal takes what "
+                    "`determinax fit` saves"
+                )
             is_linear = isinstance(proposal.flow, dx.flows.ProjectiveLinear)
             default = _LINEAR_SAMPLES if is_linear else _FLOW_SAMPLES
             return dx.Variational(proposal, samples or default, kind)

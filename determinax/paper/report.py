@@ -20,7 +20,7 @@ from determinax.paper.matrices import (
     VARIATIONAL_ERROR,
     matrix_named,
 )
-from determinax.proposals import Proposal
+from determinax.proposals import AbstractProposal
 
 Row = dict[str, Any]
 
@@ -129,7 +129,7 @@ def _reached(rows: list[Row], matrix: str, gap: float) -> Row | None:
     return next((r for r in curve if r["kl_gap"] <= gap), None)
 
 
-def figure1(proposal: Proposal, optimum: Callable, points: np.ndarray) -> Figure:
+def figure1(proposal: AbstractProposal, optimum: Callable, points: np.ndarray) -> Figure:
     """The learned density for the cover matrix, beside its samples and the optimum."""
     figure = plt.figure(figsize=(13, 3.4))
     panels: list[tuple[str, Any, Any]] = [

@@ -86,7 +86,7 @@ def _make(target: str, preset: str, out: pathlib.Path, console: Console) -> None
     optimum = report.optimal_log_density(matrix_named("cover").matrix)
     if target == "figure1":
         proposal = storage.load(out / f"{preset}-cover.safetensors")
-        points, _ = proposal.sample_and_log_density(jax.random.key(0), 500)
+        points = proposal.sample(jax.random.key(0), 500)
         figure = report.figure1(proposal, optimum, np.asarray(points))
     else:
         figure = report.figure2(rows) if target == "figure2" else report.figure3(optimum)
