@@ -1,5 +1,7 @@
 """Every method of the registry x kinds of input x properties."""
 
+import sys
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -9,7 +11,7 @@ from methods import CASES, KINDS, A, N
 from registry import near_isometry, rest_slow
 
 import determinax as dx
-from determinax import _keys
+from determinax import _engine, _keys
 from determinax.operators import traits
 
 KEY = jax.random.key(3)
@@ -138,6 +140,32 @@ def test_float32_and_float64(name):
     assert single.log_abs_det.dtype in (np.float32, np.float64)
     slack = 12 if name in FEW else 4
     assert abs(float(single.log_abs_det) - TRUTH) < slack * float(single.standard_error) + 1e-4
+
+
+def python_calls(run):
+    """How many Python functions a second call enters: unlike milliseconds, always the same."""
+    num = 0
+
+    def note(frame, event, argument):
+        nonlocal num
+        num += event == "call"
+
+    run()
+    sys.setprofile(note)
+    try:
+        run()
+    finally:
+        sys.setprofile(None)
+    return num
+
+
+@pytest.mark.parametrize("name", [name for name in FIRST if name not in ("Probed", "Auto")])
+def test_the_shell_adds_little_to_a_second_call(name):
+    """900 Python calls take 0.6 ms (docs/results/overhead.md); Probed and Auto look at values."""
+    method, operator = CASES[name].make(), dx.as_operator(A)
+    whole = python_calls(lambda: dx.log_abs_det(A, method, key=KEY))
+    core = python_calls(lambda: _engine.compiled_run(method, operator, KEY))
+    assert 0 < whole - core < 1300
 
 
 def test_draws_and_frames_compile_once(compilations):
