@@ -49,6 +49,11 @@ def real_numbers(values: Any, what: str) -> Any:
         raise TypeError(f"{what}, not {values!r:.40}") from error
 
 
+def not_finite(what: str) -> str:
+    """The sentence for products that cannot be computed with, here and where faults are raised."""
+    return f"{what} contains NaN or Inf: every product with a finite vector must be finite"
+
+
 def require_key(key: Any, method: str) -> Any:
     """The key of a method that draws random directions."""
     import jax

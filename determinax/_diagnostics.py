@@ -11,6 +11,7 @@ import equinox as eqx
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
+from determinax._checks import not_finite
 from determinax._states import Fault
 
 Status = Literal["exact", "ok", "warn", "unreliable"]
@@ -73,10 +74,8 @@ _TAGGED = {
     OTHER_SIGN: "it has values of the other sign, {size:.1g} of its size",
 }
 FAULTS = {
-    PRODUCT: "product {where} of the operator contains NaN or Inf: every product with a unit vector "
-    "must be finite",
-    PROBE: "a product of probe {where} contains NaN or Inf: every product of the operator with a finite "
-    "vector must be finite",
+    PRODUCT: not_finite("product {where} of the operator"),
+    PROBE: not_finite("a product of probe {where}"),
 } | {
     code + extra: f"the operator is tagged {sign} semidefinite, but {what}; leave the tag out"
     for code, what in _TAGGED.items()

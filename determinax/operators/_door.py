@@ -17,6 +17,7 @@ import lineax as lx
 import numpy as np
 from jax.core import Tracer
 
+from determinax._checks import not_finite
 from determinax.operators._complex import RealEmbedding
 from determinax.operators._layout import num_parts, on_auto_meshes
 from determinax.operators._traits import NO_PRODUCTS, OperatorError, Products, traits
@@ -220,10 +221,7 @@ def _check_linear(function: Callable, structure: Any) -> Products:
         return Products(4)  # of a callable that closes over traced values
     for j, image in enumerate(images):
         if not all(np.all(np.isfinite(leaf)) for leaf in jtu.tree_leaves(image)):
-            raise OperatorError(
-                f"product {j} of the operator contains NaN or Inf: "
-                "every product with a finite vector must be finite"
-            )
+            raise OperatorError(not_finite(f"product {j} of the operator"))
     if any(np.any(np.asarray(leaf) != 0) for leaf in jtu.tree_leaves(origin)):
         raise OperatorError(
             "the operator is not linear: it maps 0 to something else, so it is affine or random; "

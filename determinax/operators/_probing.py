@@ -15,6 +15,7 @@ import lineax as lx
 import numpy as np
 import scipy.sparse
 
+from determinax._checks import not_finite
 from determinax.operators._traits import OperatorError, compiled_columns, pattern, untagged
 
 
@@ -89,10 +90,7 @@ def probe(operator: lx.AbstractLinearOperator, where: Any) -> tuple[scipy.sparse
     summed = np.equal(colour_of[:, None], np.arange(num)).astype(operator.in_structure().dtype)
     images = np.asarray(compiled_columns(operator, jnp.asarray(summed)))
     if not np.all(np.isfinite(images)):
-        raise OperatorError(
-            "a product of the operator contains NaN or Inf: every product with a finite vector "
-            "must be finite"
-        )
+        raise OperatorError(not_finite("a product of the operator"))
     coo = pattern.tocoo()
     entries = images[coo.row, colour_of[coo.col]]
     return scipy.sparse.csr_array((entries, (coo.row, coo.col)), shape=shape), num

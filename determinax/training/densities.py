@@ -13,7 +13,7 @@ from jaxtyping import Array, Float, PRNGKeyArray
 from determinax._checks import whole_number
 from determinax.flows import AbstractSphereMap
 from determinax.proposals import Proposal
-from determinax.training._base import Fit
+from determinax.training._base import Fit, effective_share
 from determinax.training.gradients import train
 
 LogDensity = Callable[[Float[Array, " n"]], Float[Array, ""]]
@@ -96,7 +96,7 @@ def divergence(
     return Divergence(
         kl=log_normaliser - float(log_w.mean()),
         log_normaliser=log_normaliser,
-        effective_sample_size=float(w.sum() ** 2 / (w**2).sum() / num_samples),
+        effective_sample_size=float(effective_share(jnp.asarray(log_w))),
     )
 
 
