@@ -59,26 +59,60 @@ def test_chains_of_linear_maps_are_linear():
     assert e.diagnostics.is_linear
 
 
+class Host(scipy.sparse.linalg.LinearOperator):
+    """Counts its products, and breaks at the `bad`-th if asked to."""
+
+    def __init__(self, bad=None):
+        super().__init__(A.dtype, A.shape)
+        self.num, self.bad = 0, bad
+
+    def _counted(self, a, x):
+        self.num += x.shape[1]
+        if self.bad is not None and self.num >= self.bad:
+            raise RuntimeError("the licence has expired")
+        return a @ x
+
+    def _matmat(self, x):
+        return self._counted(A, x)
+
+    def _matvec(self, x):
+        return self._counted(A, x.reshape(-1, 1))
+
+    def _rmatmat(self, x):
+        return self._counted(A.T, x)
+
+    def _rmatvec(self, x):
+        return self._counted(A.T, x.reshape(-1, 1))
+
+
+@pytest.mark.parametrize(
+    ("run", "at"),  # the door itself takes four products
+    [
+        (lambda a: dx.fit(a, flows.projective_linear(6), key=KEY, steps=5, batch_size=8), 9),
+        (lambda a: dx.fit_linear(a, key=KEY), 9),
+        (lambda a: dx.Tracker(dx.Proposal(flows.projective_linear(6))).step(a, KEY, 4), 3),
+    ],
+    ids=["fit", "fit_linear", "tracker"],
+)
+def test_a_product_that_breaks_while_training_is_one_sentence(run, at):
+    host = Host()
+    run(host)  # the door has looked at it
+    host.bad = host.num + at
+    with pytest.raises(dx.OperatorError, match="raised while computing a product") as caught:
+        run(host)
+    assert "licence" in str(caught.value.__cause__)
+    host.bad = None
+    run(host)  # nobody is blamed for it later
+
+
+def test_the_estimate_of_a_gradient_knows_that_a_flow_is_not_linear():
+    for flow in (flows.projective_linear(6), flows.cylinder(6, key=KEY, num_flows=1)):
+        method = dx.Variational(dx.Proposal(flow), 60)
+        found = dx.log_abs_det_gradient(lambda t: t * A, jnp.ones(()), method, key=KEY)
+        assert found.estimate.diagnostics.is_linear == flow.is_linear
+
+
 def test_a_fit_counts_the_products_of_the_door():
-    class Host(scipy.sparse.linalg.LinearOperator):
-        def __init__(self):
-            super().__init__(A.dtype, A.shape)
-            self.num = 0
-
-        def _matmat(self, x):
-            self.num += x.shape[1]
-            return A @ x
-
-        def _matvec(self, x):
-            return self._matmat(x.reshape(-1, 1))
-
-        def _rmatmat(self, x):
-            self.num += x.shape[1]
-            return A.T @ x
-
-        def _rmatvec(self, x):
-            return self._rmatmat(x.reshape(-1, 1))
-
     for run in (
         lambda a: dx.fit(a, flows.projective_linear(6), key=KEY, steps=5, batch_size=8),
         lambda a: dx.fit_linear(a, key=KEY),

@@ -149,7 +149,10 @@ def test_fixed_rotations_stay_fixed():
         (lambda f: fit_samples(np.eye(3), f, key=KEY, context=np.eye(2)), "takes no context"),
         (lambda f: fit_samples(np.eye(3), f, key=KEY, weights=[1.0]), "weights are 3 numbers"),
         (lambda f: fit_samples(np.eye(3), f, key=KEY, jitter=-1.0), "jitter, a share"),
-        (lambda f: fit_samples(np.eye(3), f, key=KEY, max_seconds=0), "max_seconds is a number above 0"),
+        (
+            lambda f: fit_samples(np.eye(3), f, key=KEY, max_seconds=0),
+            "max_seconds is a number above 0",
+        ),
         (
             lambda f: fit_samples(np.eye(3), f, key=KEY, max_seconds=1, checkpoint="c"),
             "no checkpoint to go on from",
