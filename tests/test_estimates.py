@@ -10,6 +10,7 @@ from registry import EQUAL_WEIGHTS, KINDS, MATRICES, near_isometry, orthogonal, 
 
 import determinax as dx
 from determinax import _checks
+from determinax.operators._traits import own_kind
 from determinax.paper.matrices import FILTER
 
 KEY = jax.random.key(1)
@@ -276,6 +277,37 @@ def test_auto_probes_a_convolution_and_is_right_where_dense_factorisations_fail(
     assert "Auto chose Probed" in e.reasons[-1]
     assert abs(float(e) - 373.570605) < 1e-5
     assert e.num_matvecs <= 9 + 8
+
+
+@own_kind
+class Wrapped(dx.operators.AbstractOwnOperator):
+    """A kind of one's own, whose pattern is registered below."""
+
+    matrix: jax.Array
+
+    def mv(self, vector):
+        return self.matrix @ vector
+
+    def transpose(self):
+        return Wrapped(self.matrix.T)
+
+    def in_structure(self):
+        return jax.ShapeDtypeStruct((len(self.matrix),), self.matrix.dtype)
+
+    out_structure = in_structure
+
+
+@dx.operators.pattern.register(Wrapped)
+def _(operator):
+    return dx.operators.banded_pattern(operator.in_size(), 1, 1)
+
+
+def test_auto_probes_a_kind_of_ones_own_whose_pattern_is_known():
+    matrix = np.diag(np.full(20, 3.0)) + np.eye(20, k=1) - np.eye(20, k=-1)
+    e = dx.log_abs_det(Wrapped(jnp.asarray(matrix)), key=KEY, check_linear=False)
+    assert "Auto chose Probed" in e.reasons[-1]
+    assert e.num_matvecs == 3 + 2
+    assert abs(float(e) - truth(matrix)) < 1e-10
 
 
 def test_auto_factorises_a_sparse_matrix_whatever_the_budget():

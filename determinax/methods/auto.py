@@ -114,8 +114,8 @@ class Auto(AbstractSelector):
                 why = f"Auto chose Exact: {how} of the matrix itself, without products; {cost}."
                 return exact.with_notes(why)
             too_much = f"its factors would take {cost}, "
-        # a convolution can be a trap for dense factorisations, of any size
-        elif n > limit or isinstance(ops.untagged(operator), ops.ConvolutionLinearOperator):
+        # what a few products reveal, as a convolution, can be a trap for dense factorisations
+        elif n > limit or t.has_pattern:
             allowed = (n if n <= limit else self._budget(t)) - spent.forward
             probed = self._probed(operator, key, allowed, report, seconds)
             if probed is not None:
