@@ -134,8 +134,13 @@ class _Planned(NamedTuple):
     is_short: bool  # it ends before a person could ask how far it is
 
 
-# only an operator's products may be the host's
-@functools.partial(by_shapes, unless=lambda trees: host_calls(trees[1]))
+def _holds_on(trees: Any) -> bool:
+    """To the host's products; or, as a selector's settings may, to arrays that do not compare."""
+    method, operator, *_ = trees
+    return isinstance(method, AbstractSelector) or bool(host_calls(operator))
+
+
+@functools.partial(by_shapes, unless=_holds_on)
 def _planned(method: AbstractMethod, operator: Any, key: Any, memory: int) -> _Planned | None:
     """What a method requires and plans are types and shapes, and room for them: asked once of each."""
     del memory

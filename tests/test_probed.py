@@ -160,6 +160,15 @@ def test_a_probed_fit_is_a_proposal():
     np.testing.assert_allclose(-log_w, exact(operator), atol=1e-9)
 
 
+def test_a_second_call_with_a_sparse_pattern_compares_no_patterns(recwarn):
+    matrix = np.diag([3.0, 2.0, 4.0]) + np.eye(3, k=1)
+    for _ in range(2):
+        method = Probed(pattern=scipy.sparse.csr_array(matrix))
+        for _ in range(2):
+            assert log_abs_det(matrix, method, key=KEY).status == "exact"
+    assert not recwarn.list
+
+
 def test_float32_knows_its_digits():
     operator = convolution(GENTLE.astype(np.float32), (8, 8))
     e = log_abs_det(operator, Probed(), key=KEY)
