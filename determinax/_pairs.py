@@ -29,7 +29,7 @@ def pairs(
     !!! example
 
         ```python
-        dx.plots.pairs(density, points=points)
+        dx.plots.pairs(q, points=points)
         ```
     """
     q = law(source)

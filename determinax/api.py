@@ -71,7 +71,7 @@ def log_abs_det(
     !!! example
 
         ```python
-        estimate = log_abs_det(A, MonteCarlo(10_000), key=jax.random.key(0))
+        estimate = dx.log_abs_det(A, dx.MonteCarlo(10_000), key=jax.random.key(0))
         print(estimate)         # value, error, bounds, verdict
         estimate.status         # "exact", "ok", "warn" or "unreliable"
         ```
@@ -103,6 +103,12 @@ def log_volume(
     r"""Estimate $\frac12 \log\det A^\top A$ of an operator with at least as many rows as columns.
 
     For a square operator it is `log_abs_det`; the arguments are the same.
+
+    !!! example
+
+        ```python
+        dx.log_volume(rng.standard_normal((400, 5)))
+        ```
     """
     admitted = ops.admit(operator, example, check_linear=check_linear)
     ops.require_not_wide(admitted.operator)

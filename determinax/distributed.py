@@ -1,4 +1,10 @@
-"""Many processes: this one joins the others, and what they compute together is printed by the first."""
+"""Many processes: this one joins the others, and what they compute together is printed by the first.
+
+```python
+if dx.distributed.is_first():    # also true where there is one process only
+    print(dx.log_abs_det(A, dx.MonteCarlo(1000), key=key))
+```
+"""
 
 from typing import Any
 

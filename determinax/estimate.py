@@ -31,7 +31,13 @@ from determinax.operators import Products
 
 
 class UnreliableEstimateError(ValueError):
-    """An unreliable estimate was asked for its number."""
+    """An unreliable estimate was asked for its number.
+
+    ```python
+    hard = dx.log_abs_det(np.diag([1.0] * 9 + [1e-6]), dx.MonteCarlo(1000), key=key)
+    hard.reasons if hard.status == "unreliable" else float(hard)    # which would raise
+    ```
+    """
 
 
 class Bound(eqx.Module):
@@ -91,6 +97,11 @@ class Estimate(eqx.Module):
     - `trace`: how it came about, where `trace=True` asked for that.
     - `provenance`: with `trace=True`: key, operator, its digest, and versions.
     - `num_dense`: the n products that would give A itself.
+
+    ```python
+    estimate = dx.log_abs_det(A, dx.MonteCarlo(1000), key=key)
+    print(estimate, estimate.interval, estimate.certified_upper(0.05))
+    ```
     """
 
     log_abs_det: Float[Array, ""]

@@ -32,6 +32,14 @@ class Gradient(eqx.Module):
         infinite for one group).
     - `estimate`: the `Estimate` from the same products, transposed ones included in its cost.
         Where its verdict is bad, so is the gradient's error: both rest on the same weights.
+
+    !!! example
+
+        ```python
+        method = dx.MonteCarlo(100)
+        gradient = dx.log_abs_det_gradient(lambda t: t * jnp.asarray(A), 2.0, method, key=key)
+        gradient.value, gradient.standard_error    # n / 2
+        ```
     """
 
     value: PyTree[Array | None]
@@ -70,8 +78,9 @@ def log_abs_det_gradient(
     \approx \sum_i \bar w_i\, n\frac{\langle As_i, \partial A\,s_i\rangle}{\|As_i\|^2},
     \qquad \bar w_i = w_i/\textstyle\sum_j w_j.$$
 
-    With a proposal at $M = A^{-1}$ the terms are Hutchinson's $n z^\top \partial A\,A^{-1} z$ for
-    $\operatorname{tr}(A^{-1}\partial A)$, without a linear solve. `jax.grad` of
+    A linear proposal with $M = A^{-1}$ draws $s = A^{-1}z$. Then the terms are
+    $n z^\top \partial A\,A^{-1} z$, Hutchinson's estimate of $\operatorname{tr}(A^{-1}\partial A)$
+    without a linear solve. `jax.grad` of
     `log_abs_det(operator_of(parameters), method, key=key).log_abs_det` gives the same `value`, and is
     what a training loop wants; this tells in addition how noisy it is. The weights' normalisation
     biases both by O(1/num_samples), and away from $q^*$ one sample alone has all of the bias.
@@ -84,6 +93,13 @@ def log_abs_det_gradient(
 
     Costs as many products with the transpose as with A. Memory: three more copies of the parameters,
     and a block of per-group gradients.
+
+    !!! example
+
+        ```python
+        operator_of = lambda theta: jnp.diag(jnp.exp(theta))
+        dx.log_abs_det_gradient(operator_of, jnp.zeros(10), dx.MonteCarlo(100), key=key).value
+        ```
     """
     if not isinstance(method, MonteCarlo | Variational):
         raise TypeError(f"method is MonteCarlo(...) or Variational(...), not {method!r}")

@@ -45,6 +45,13 @@ def jacobian_log_abs_det(
 
     Memory is four times the directions of all x that run at a time, up to 2^26 numbers of them, or
     one direction (with frames one frame) for each x.
+
+    !!! example
+
+        ```python
+        estimate = dx.jacobian_log_abs_det(f, x, key=key, num_samples=4)
+        estimate.log_abs_det.shape, estimate[0].standard_error
+        ```
     """
     x = jnp.asarray(x)
     if x.ndim not in (1, 2) or not jnp.issubdtype(x.dtype, jnp.floating):

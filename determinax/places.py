@@ -27,7 +27,7 @@ def read_lonlat(
     !!! example
 
         ```python
-        longitude, latitude = determinax.places.read_lonlat("events.csv")
+        longitude, latitude = dx.places.read_lonlat("events.csv")
         points = dx.sphere.from_lonlat(longitude, latitude)
         ```
     """

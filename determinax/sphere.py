@@ -2,6 +2,10 @@ r"""Directions: uniform points, orthonormal frames, longitude and latitude on th
 
 Points are columns, the batch is the last axis: an `(n, num)` array is what a matrix multiplies,
 and XLA's CPU backend reduces fast over the first axis.
+
+```python
+s = dx.sphere.uniform(key, 10, 100)    # 100 unit vectors, columns
+```
 """
 
 import functools

@@ -36,11 +36,28 @@ _CLASSES = {
 
 
 class StorageError(ValueError):
-    """What is wrong with a stored proposal or checkpoint, in one sentence."""
+    """What is wrong with a stored proposal or checkpoint, in one sentence.
+
+    !!! example
+
+        ```python
+        try:
+            dx.load("missing.safetensors")
+        except dx.StorageError as error:
+            print(error)
+        ```
+    """
 
 
 def save(proposal: AbstractProposal, path: str | os.PathLike[str]) -> None:
-    """Write a proposal to a file, all or nothing: a crash leaves the old file or the new one."""
+    """Write a proposal to a file, all or nothing: a crash leaves the old file or the new one.
+
+    !!! example
+
+        ```python
+        dx.save(dx.fit_linear(A, key=key).proposal, "q.safetensors")
+        ```
+    """
     _require_proposal(proposal)
     tensors: dict[str, np.ndarray] = {}
     # a flow as in 0.1.0; every other density with the name of its class
@@ -56,7 +73,15 @@ def save(proposal: AbstractProposal, path: str | os.PathLike[str]) -> None:
 
 
 def load(path: str | os.PathLike[str]) -> AbstractProposal:
-    """Rebuild the proposal that `save` wrote; format, version, shapes and checksum are verified."""
+    """Rebuild the proposal that `save` wrote; format, version, shapes and checksum are verified.
+
+    !!! example
+
+        ```python
+        dx.save(q, "q.safetensors")
+        dx.load("q.safetensors").log_density(points)
+        ```
+    """
     path = pathlib.Path(path)
     header, tensors = read_tensors(path)
     if header.get("format") != FORMAT:

@@ -47,6 +47,14 @@ class Surrogate(eqx.Module):
     - `num_matvecs`: products with J for each x; a gradient takes as many with its transpose.
 
     The bias of `log_abs_det` itself is about `correction / m`.
+
+    !!! example
+
+        ```python
+        proposal = dx.Proposal(dx.flows.conditional_linear(10, key=key))
+        s = dx.jacobian_surrogate(f, x, proposal, key=key, num_samples=2)
+        s.corrected.shape, s.health().spread
+        ```
     """
 
     log_abs_det: Float[Array, "*batch"]

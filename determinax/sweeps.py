@@ -88,7 +88,7 @@ def sweep(
     !!! example
 
         ```python
-        found = determinax.sweep([a, b, "c.npz"], determinax.MonteCarlo(1000), key=jax.random.key(0))
+        found = dx.sweep([A, 2 * A, "missing.npz"], dx.MonteCarlo(1000), key=jax.random.key(0))
         [one.log_abs_det for one in found if one.error is None]
         ```
     """

@@ -76,7 +76,7 @@ def density(
 
         ```python
         points = dx.sphere.from_lonlat(longitude, latitude)
-        density = dx.density(points, key=jax.random.key(0))
+        density = dx.density(points, key=jax.random.key(0), seconds=0)    # without flows
         print(density.report())
         density.log_density(points, measure="area")
         ```

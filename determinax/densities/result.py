@@ -28,6 +28,14 @@ class Density:
     - `verdict`: held-out likelihoods of all models, tests and reasons; `status` is its word: "ok",
         "no structure", "overfit" or "underfit".
     - `num_points`, `num_held_out`, `seconds`: what it rests on.
+
+    !!! example
+
+        ```python
+        density = dx.density(points, key=key, seconds=0)    # without flows
+        density.status, density.parts
+        density.sample(key, 10)
+        ```
     """
 
     proposal: AbstractProposal
@@ -73,7 +81,7 @@ class Density:
         !!! example
 
             ```python
-            region = density.region(0.9)
+            region = dx.density(points, key=key, seconds=0).region(0.9)
             region.contains(dx.sphere.from_lonlat(13.4, 52.5)), region.area
             ```
         """
@@ -86,7 +94,7 @@ class Density:
         !!! example
 
             ```python
-            density.marginals()["latitude"].density
+            dx.density(points, key=key, seconds=0).marginals()["latitude"].density
             ```
         """
         key = stream(self.key, "marginals")

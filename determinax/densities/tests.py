@@ -42,7 +42,7 @@ def uniformity(
     !!! example
 
         ```python
-        fit = dx.fit_samples(points, key=key)
+        fit = dx.fit_samples(points, key=key, steps=100)
         back, _ = fit.proposal.flow.inverse(points[fit.held_out].T)
         dx.uniformity(back.T, key=key)
         ```
@@ -67,7 +67,7 @@ def goodness_of_fit(
     !!! example
 
         ```python
-        dx.goodness_of_fit(q, held_out, key=key)
+        dx.goodness_of_fit(q, points, key=key)
         ```
     """
     if not hasattr(proposal, "sample"):

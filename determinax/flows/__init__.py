@@ -1,4 +1,10 @@
-"""Normalizing flows on spheres."""
+"""Normalizing flows on spheres.
+
+```python
+q = dx.Proposal(dx.flows.cylinder(3, key=key, num_flows=1, conditioning="autoregressive"))
+s, log_density = q.sample_and_log_density(key, 100)
+```
+"""
 
 from .banded import Banded as Banded
 from .base import AbstractCircleMap as AbstractCircleMap

@@ -33,6 +33,13 @@ class Banded(AbstractFactor):
     r"""A banded matrix with its factors $L$ and $U$, rows and columns taken in some order.
 
     Made by `eliminate`; not trained by gradients.
+
+    !!! example
+
+        ```python
+        band = np.triu(np.tril(A, 1), -1)
+        fit = dx.fit_linear(band, key=key, structure="probe", pattern=(1, 1))
+        ```
     """
 
     band: Constant  # (n, p + 1 + q): row i from its entry p left of the diagonal on

@@ -16,6 +16,13 @@ class Chain(AbstractSphereMap):
     Maps that differ in their numbers only are stacked and scanned, and so are blocks of maps that
     repeat, such as (coupling, rotation, coupling of the other half, rotation): compile time does
     not grow with their number. What comes after the last block is run by itself.
+
+    !!! example
+
+        ```python
+        turn = dx.flows.Rotation(np.linalg.qr(A)[0])
+        flow = dx.flows.Chain([dx.flows.projective_linear(10), turn])
+        ```
     """
 
     blocks: tuple[AbstractSphereMap, ...]

@@ -27,6 +27,13 @@ class ConditionalLinear(AbstractSphereMap):
         a `Triangular` one is trained along.
     - `part`: R where the network gives zeros.
     - `context_size`, `hidden`: of the network.
+
+    !!! example
+
+        ```python
+        part, base = dx.flows.Diagonal(10), dx.flows.Triangular(10)
+        flow = dx.flows.ConditionalLinear(base, part, context_size=10, hidden=(16,), key=key)
+        ```
     """
 
     base: AbstractFactor

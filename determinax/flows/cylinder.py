@@ -29,7 +29,14 @@ from .conditioners import Conditioner
 
 
 class Circle(AbstractSphereMap):
-    r"""A map of the circle $S^1$, learned as it is or conditioned on a context."""
+    r"""A map of the circle $S^1$, learned as it is or conditioned on a context.
+
+    !!! example
+
+        ```python
+        q = dx.Proposal(dx.flows.Circle(dx.flows.MoebiusMixture(6), key=key))    # n = 2
+        ```
+    """
 
     circle: AbstractCircleMap
     circle_net: Conditioner
@@ -72,6 +79,13 @@ class CylinderCoupling(AbstractSphereMap):
 
     `parity` 0 moves the first, third, ... height, 1 the second, fourth, ...: alternate them.
     Needs two heights, so `n >= 4`. Both directions take one pass.
+
+    !!! example
+
+        ```python
+        heights, circle = dx.flows.IntervalSpline(8), dx.flows.MoebiusMixture(6)
+        flow = dx.flows.CylinderCoupling(5, heights, circle, parity=0, key=key)
+        ```
     """
 
     interval: AbstractIntervalMap
@@ -149,6 +163,13 @@ class CylinderAutoregressive(AbstractSphereMap):
 
     For `n >= 3`. The forward direction takes one pass of a masked network, the inverse one pass of
     its hidden layers per height.
+
+    !!! example
+
+        ```python
+        heights, circle = dx.flows.IntervalSpline(8), dx.flows.CircularSpline(8)
+        flow = dx.flows.CylinderAutoregressive(3, heights, circle, key=key)
+        ```
     """
 
     interval: AbstractIntervalMap

@@ -120,7 +120,14 @@ class Radial(AbstractPotential):
 
 
 class ExponentialMap(AbstractSphereMap):
-    """The flow of one potential. The inverse is numerical, and differentiated implicitly."""
+    """The flow of one potential. The inverse is numerical, and differentiated implicitly.
+
+    !!! example
+
+        ```python
+        flow = dx.flows.ExponentialMap(dx.flows.Polynomial(3, key=key))
+        ```
+    """
 
     potential: AbstractPotential
     context_size: int = eqx.field(static=True)

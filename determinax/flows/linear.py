@@ -348,7 +348,12 @@ class Preconditioner(AbstractFactor):
 
 
 class ProjectiveLinear(AbstractSphereMap):
-    r"""$s = Mz/\|Mz\|$ for a factor $M$."""
+    r"""$s = Mz/\|Mz\|$ for a factor $M$.
+
+    ```python
+    q = dx.Proposal(dx.flows.ProjectiveLinear(dx.flows.Dense(np.linalg.inv(A))))
+    ```
+    """
 
     factor: AbstractFactor
     context_size: int = eqx.field(static=True)

@@ -35,6 +35,12 @@ class MoebiusMixture(AbstractCircleMap):
 
     Parameters: the centres' raw coordinates (all first ones, then all second ones), the logits of
     the weights if they are learned, and the phase in radians.
+
+    !!! example
+
+        ```python
+        flow = dx.flows.Circle(dx.flows.MoebiusMixture(6), key=key)
+        ```
     """
 
     num_centres: int = eqx.field(static=True)

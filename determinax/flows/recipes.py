@@ -43,6 +43,13 @@ def cylinder(
     Coupling needs `n >= 4`; at `n = 3` pass `conditioning="autoregressive"`; at `n = 2` there is
     the circle only and `conditioning` does not matter. `circle_hidden` sizes the circle's networks
     apart from the heights'.
+
+    !!! example
+
+        ```python
+        flow = dx.flows.cylinder(5, key=key, num_flows=2)
+        moved, log_det = flow.forward(dx.sphere.uniform(key, 5, 100))
+        ```
     """
     _check_dimension(n)
     _check_count("num_flows", num_flows)
@@ -79,7 +86,14 @@ def cylinder(
 def exponential_polynomial(
     n: int, *, key: PRNGKeyArray, num_flows: int = 1, dtype: DTypeLike | None = None
 ) -> Chain:
-    """Exponential maps of quadratic potentials: smooth and broad, with few parameters."""
+    """Exponential maps of quadratic potentials: smooth and broad, with few parameters.
+
+    !!! example
+
+        ```python
+        flow = dx.flows.exponential_polynomial(3, key=key)
+        ```
+    """
     _check_dimension(n)
     _check_count("num_flows", num_flows)
     dtype = jnp.result_type(float) if dtype is None else dtype
@@ -95,7 +109,15 @@ def exponential_radial(
     num_centres: int = 5,
     dtype: DTypeLike | None = None,
 ) -> Chain:
-    """Exponential maps of sums of radial bumps: densities with modes at learned places."""
+    """Exponential maps of sums of radial bumps: densities with modes at learned places.
+
+    !!! example
+
+        ```python
+        flow = dx.flows.exponential_radial(3, key=key, num_flows=2, num_centres=5)
+        q = dx.Proposal(flow)
+        ```
+    """
     _check_dimension(n)
     _check_count("num_flows", num_flows)
     dtype = jnp.result_type(float) if dtype is None else dtype
@@ -104,7 +126,14 @@ def exponential_radial(
 
 
 def projective_linear(n: int, *, dtype: DTypeLike | None = None) -> ProjectiveLinear:
-    r"""$s = Mz/\|Mz\|$ with triangular $M$: holds the best proposal for $|\det A|$."""
+    r"""$s = Mz/\|Mz\|$ with triangular $M$: holds the best proposal for $|\det A|$.
+
+    !!! example
+
+        ```python
+        q = dx.Proposal(dx.flows.projective_linear(10))
+        ```
+    """
     _check_dimension(n)
     return ProjectiveLinear(Triangular(n, dtype=jnp.result_type(float) if dtype is None else dtype))
 
@@ -124,6 +153,13 @@ def conditional_linear(
     R is triangular, which holds the best M for every c; with `rank` it is a diagonal and a term of
     low rank, for large n. Starts at $M_0$ (`base`, the trainable identity by default). The context is
     a point of $\mathbb{R}^n$ by default.
+
+    !!! example
+
+        ```python
+        flow = dx.flows.conditional_linear(10, key=key)
+        dx.Proposal(flow).sample(key, 5, jnp.zeros(10))
+        ```
     """
     _check_dimension(n)
     dtype = jnp.result_type(float) if dtype is None else dtype

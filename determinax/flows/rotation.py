@@ -14,7 +14,14 @@ from .base import AbstractSphereMap, Constant
 
 
 class Rotation(AbstractSphereMap):
-    """A fixed rotation (or reflection): no parameters."""
+    """A fixed rotation (or reflection): no parameters.
+
+    !!! example
+
+        ```python
+        flow = dx.flows.Rotation(np.linalg.qr(A)[0])
+        ```
+    """
 
     matrix: Constant
     context_size: int = eqx.field(static=True)

@@ -63,6 +63,12 @@ class Auto(AbstractSelector):
 
     It never fits a proposal: from scratch that costs more than the n products which reveal A. A
     proposal pays where it is used again, see `Variational` and `Tracker`.
+
+    !!! example
+
+        ```python
+        dx.log_abs_det(A, dx.Auto(max_matvecs=5), key=key).reasons
+        ```
     """
 
     max_matvecs: int | None = eqx.field(static=True)

@@ -63,6 +63,13 @@ class Deflated(AbstractMethod):
         smallest singular values, which are what defeats Monte Carlo, as far as 19 k more products
         with A and its transpose find them.
     - `solve`: $v \mapsto A^{-1}v$ of one vector, in JAX: finds the smallest with solves instead.
+
+    !!! example
+
+        ```python
+        method = dx.Deflated(5, dx.MonteCarlo(100))
+        dx.log_abs_det(A, method, key=key).num_matvecs    # 105
+        ```
     """
 
     num_directions: int = eqx.field(static=True)

@@ -64,6 +64,12 @@ class Exact(AbstractMethod):
     without an n x n array: by SuperLU, definite ones by CHOLMOD where scikit-sparse is installed,
     tridiagonal ones by LAPACK, and in their band where pivoting loses digits. Inside `jit`, `vmap` and
     `grad`, where values cannot be looked at, and where they are tall, they are dense like all others.
+
+    !!! example
+
+        ```python
+        dx.log_abs_det(A, dx.Exact())
+        ```
     """
 
     def plan(self, traits: Traits) -> Plan:

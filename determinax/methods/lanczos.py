@@ -77,6 +77,12 @@ class Lanczos(AbstractDrawing):
     $n\,\mathbb{E}\langle A^{-\top} e, \mathrm{d}A\, e\rangle$, with the solve in the same Krylov space: one
     more product a probe, and first derivatives only.
 
+    !!! example
+
+        ```python
+        dx.log_abs_det(A, dx.Lanczos(num_probes=20, depth=5), key=key)
+        ```
+
     References: Ubaru, Chen and Saad (2017); Golub and Kahan (1965); for the gradient Dong, Eriksson,
     Nickisch, Bindel and Wilson (2017), arXiv:1711.03481.
     """

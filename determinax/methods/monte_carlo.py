@@ -62,6 +62,13 @@ class MonteCarlo(AbstractSampling):
     - `chunk_size`: directions in memory at a time; by default as many as the caches like. Another
         chunk size draws other directions from the same key.
 
+    !!! example
+
+        ```python
+        dx.log_abs_det(A, dx.MonteCarlo(1000), key=key)
+        dx.log_abs_det(A, dx.MonteCarlo(1000, "frames"), key=key)    # less error near isometries
+        ```
+
     References: Sohl-Dickstein (2020), arXiv:2005.06553.
     """
 

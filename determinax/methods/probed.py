@@ -37,6 +37,15 @@ class Probed(AbstractSelector):
     - `num_samples`: weights where the pattern is only nearly right.
     - `pattern`: where A may have entries: a SciPy sparse array, or `(below, above)`, the number of
         diagonals. None: known for convolutions, sparse, diagonal and tridiagonal operators.
+
+    !!! example
+
+        ```python
+        band = scipy.sparse.diags_array([1.0, 3.0, 1.0], offsets=[-1, 0, 1], shape=(50, 50))
+        dx.log_abs_det(band, dx.Probed(), key=key)
+        unnamed = dx.as_operator(lambda v: 3 * v + 0.5 * jnp.append(v[1:], 0), jnp.zeros(50))
+        dx.log_abs_det(unnamed, dx.Probed(pattern=(0, 1)), key=key)    # below, above the diagonal
+        ```
     """
 
     num_samples: int = eqx.field(static=True)

@@ -52,6 +52,13 @@ class Variational(AbstractSampling):
 
     Memory is that of `MonteCarlo`, and what the flow keeps for as many directions.
 
+    !!! example
+
+        ```python
+        fit = dx.fit_linear(A, key=key)
+        dx.log_abs_det(A, dx.Variational(fit.proposal, num_samples=1), key=key)
+        ```
+
     References: Passenheim and Hoogeboom (2020), arXiv:2012.13311.
     """
 

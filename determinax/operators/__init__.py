@@ -1,4 +1,10 @@
-"""Operators: what comes in through the door, and what may be asked of it."""
+"""Operators: what comes in through the door, and what may be asked of it.
+
+```python
+layer = dx.operators.convolution(jnp.array([[0.0, 0.1], [0.1, 1.0]]), (8, 8))
+dx.log_abs_det(layer)
+```
+"""
 
 from determinax.operators._callable import (
     FlatLinearOperator,

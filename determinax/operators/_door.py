@@ -80,7 +80,7 @@ def as_operator(
     !!! example
 
         ```python
-        operator = as_operator(lambda x: jnp.roll(x, 1) + 3 * x, jnp.zeros(10))
+        operator = dx.as_operator(lambda x: jnp.roll(x, 1) + 3 * x, jnp.zeros(10))
         ```
     """
     return admit(operator, example, check_linear=check_linear).operator

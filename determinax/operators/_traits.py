@@ -19,7 +19,17 @@ from determinax._shapes import by_shapes
 
 
 class OperatorError(ValueError):
-    """What is wrong with an operator, in one sentence that names the cure."""
+    """What is wrong with an operator, in one sentence that names the cure.
+
+    !!! example
+
+        ```python
+        try:
+            dx.log_abs_det(np.ones((3, 5)))
+        except dx.OperatorError as error:
+            print(error)
+        ```
+    """
 
 
 class Products(NamedTuple):

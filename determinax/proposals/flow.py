@@ -11,6 +11,13 @@ class Proposal(AbstractProposal):
     r"""The law $q$ of $f(z)$ for uniform $z$, relative to the uniform measure.
 
     $\log q(f(z)) = -\log|\det Df(z)|$, so the uniform density is 1 and $\mathbb{E}_U[q] = 1$.
+
+    !!! example
+
+        ```python
+        proposal = dx.Proposal(dx.flows.projective_linear(3))
+        points, log_density = proposal.sample_and_log_density(key, 100)
+        ```
     """
 
     flow: AbstractSphereMap

@@ -30,7 +30,7 @@ class Mixture(AbstractProposal):
 
         ```python
         q = dx.Mixture([dx.Uniform(3), dx.kernels(points)], [0.1, 0.9])
-        q = q.with_fitted_weights(held_out)
+        q = q.with_fitted_weights(points)
         ```
     """
 

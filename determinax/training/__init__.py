@@ -1,4 +1,11 @@
-"""Training: a fitter takes steps, one loop runs it, and a `Fit` comes out."""
+"""Training: a fitter takes steps, one loop runs it, and a `Fit` comes out.
+
+```python
+flow = dx.flows.projective_linear(10)
+fit = dx.training.fit(A, flow, key=key, steps=20, batch_size=64)
+dx.log_abs_det(A, dx.Variational(fit.proposal, 100), key=key)
+```
+"""
 
 from determinax.training._base import AbstractFitter, Fit, FitInterrupted, Record
 from determinax.training._loop import run

@@ -66,6 +66,14 @@ class Fit:
     - `converged`: whether the spread fell below `tolerance`.
     - `to_data`: whether the loss is minus the mean log-density of data. Then effective sample size and
         spread say how far from uniform the data are, not how good the fit is.
+
+    !!! example
+
+        ```python
+        fit = dx.fit_linear(A, key=key)
+        fit.num_matvecs, fit.history["spread"]
+        dx.log_abs_det(A, dx.Variational(fit.proposal, 1), key=key)
+        ```
     """
 
     proposal: Proposal
@@ -106,7 +114,17 @@ def mean_of(history: History, name: str, start: int) -> float:
 
 
 class FitInterrupted(KeyboardInterrupt):
-    """Ctrl-C ended a fit; `fit` is the `Fit` that it had come to, after its last whole chunk of steps."""
+    """Ctrl-C ended a fit; `fit` is the `Fit` that it had come to, after its last whole chunk of steps.
+
+    !!! example
+
+        ```python
+        try:
+            fit = dx.fit_linear(A, key=key)
+        except dx.FitInterrupted as interrupt:
+            fit = interrupt.fit
+        ```
+    """
 
     def __init__(self, fit: Fit):
         self.fit = fit

@@ -40,6 +40,14 @@ def fit_density(
 
     The loss in the history is $\mathbb{E}_q[\log q - \log p]$, which is the divergence minus the log
     of p's normaliser (relative to the uniform measure).
+
+    !!! example
+
+        ```python
+        flow = dx.flows.exponential_radial(3, key=key, num_flows=1, num_centres=2)
+        fit = dx.fit_density(lambda s: 4 * s[2], flow, key=key, steps=20)
+        fit.proposal.sample(key, 10)
+        ```
     """
     batch_size = whole_number(batch_size, "batch_size", least=2)
     _require_scalar(log_density, flow)

@@ -69,9 +69,9 @@ def fit(
     !!! example
 
         ```python
-        flow = determinax.flows.cylinder(10, key=jax.random.key(0))
-        trained = determinax.fit(A, flow, key=jax.random.key(1), steps=2000)
-        determinax.log_abs_det(A, determinax.Variational(trained.proposal, 1000), key=key)
+        flow = dx.flows.projective_linear(10)    # or flows.cylinder, the paper's
+        trained = dx.fit(A, flow, key=jax.random.key(0), steps=20, batch_size=64)
+        dx.log_abs_det(A, dx.Variational(trained.proposal, 100), key=jax.random.key(1))
         ```
 
     References: Passenheim and Hoogeboom (2020), arXiv:2012.13311, equation 5.

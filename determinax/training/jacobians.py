@@ -53,6 +53,15 @@ def fit_jacobian(
 
     `spread` in the history is that of log-weights at one x where `num_directions` is 2 or more. With
     one direction it cannot be told from how $\log|\det J(x)|$ itself varies, and has both.
+
+    !!! example
+
+        ```python
+        sample_x = lambda key, num: jax.random.normal(key, (num, 10))
+        flow = dx.flows.conditional_linear(10, key=key, hidden=(16,))
+        fit = dx.fit_jacobian(f, sample_x, flow, key=key, steps=20, batch_size=32)
+        dx.jacobian_log_abs_det(f, x, fit.proposal, key=key, num_samples=1)
+        ```
     """
     if gradient not in ("path", "total"):
         raise ValueError(f'gradient is "path" or "total", not {gradient!r}')

@@ -76,6 +76,13 @@ def fit_linear(
 
     Memory is four arrays of n x n and ten of n x k, a step takes O(n^2 k). Ctrl-C ends it with
     `FitInterrupted`, whose `fit` has what came before.
+
+    !!! example
+
+        ```python
+        fit = dx.fit_linear(A, key=key)    # 2n products
+        dx.log_abs_det(A, dx.Variational(fit.proposal, 1), key=key)    # one more, and exact
+        ```
     """
     is_family = isinstance(structure, flows.AbstractFactor)
     if not is_family and structure not in ("dense", "probe"):

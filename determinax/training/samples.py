@@ -111,7 +111,7 @@ def fit_samples(
 
         ```python
         points = dx.sphere.from_lonlat(longitude, latitude)
-        fit = dx.fit_samples(points, key=jax.random.key(0))
+        fit = dx.fit_samples(points, key=jax.random.key(0), steps=100)
         fit.proposal.log_density(points, measure="area")
         ```
     """

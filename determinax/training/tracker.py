@@ -65,10 +65,11 @@ class Tracker(eqx.Module):
     !!! example
 
         ```python
-        tracker = Tracker.from_fit(fit_linear(operator, key=key))
-        step = jax.jit(lambda tracker, operator, key: tracker.step(operator, key))
-        for i, operator in enumerate(operators):
-            tracker, estimate = step(tracker, operator, jax.random.fold_in(key, i))
+        tracker = dx.Tracker.from_fit(dx.fit_linear(A, key=key))
+        step = jax.jit(lambda tracker, a, key: tracker.step(a, key))
+        for i in range(3):
+            moved = A + 0.001 * i * rng.standard_normal(A.shape)
+            tracker, estimate = step(tracker, moved, jax.random.fold_in(key, i))
         ```
 
     References: Broyden (1965), Math. Comp. 19, for the update; Roeder et al. (2017),
