@@ -6,7 +6,7 @@ MINUTES ?= 30
 
 KATEX := 0.19.1
 
-.PHONY: demo test test-slow test-browser docs docs-serve gallery dist soak lint types format clean
+.PHONY: demo test test-slow test-browser docs docs-serve gallery screenshots dist soak lint types format clean
 
 demo: .venv/.installed
 	$(BIN)/determinax demo
@@ -28,6 +28,10 @@ dist: .venv/.installed
 # every picture of the gallery that takes seconds; the others come from benchmarks and examples
 gallery: .venv/.installed
 	$(BIN)/python tools/gallery.py
+
+# pictures of the home page, a report and a sphere, as a browser shows them
+screenshots: docs
+	$(BIN)/python tools/screenshots.py
 
 # the site, in site/
 docs: .venv/.installed docs/assets/katex/katex.min.css

@@ -4,6 +4,10 @@ import pathlib
 
 import matplotlib.pyplot as plt
 import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
+
+from determinax import plots
 
 # of the n products that give A itself
 SHARES = {"n/4": 4, "n/2": 2, "n": 1}
@@ -97,45 +101,76 @@ def table(rows: list[dict], share: str) -> list[str]:
     return [*lines, ""]
 
 
+# hollow squares for Auto, which stands where the method stands that it chose
+MARKERS = dict(zip(FAMILIES, "oDv^<>s", strict=True))
+
+
+@plots.style()
 def draw(rows: list[dict], against: str, path: pathlib.Path) -> None:
     """A panel a problem: median error against products or seconds, with quartiles."""
     names = list(dict.fromkeys(r["problem"] for r in rows))
-    columns = 4
-    figure, axes = plt.subplots(
-        -(-len(names) // columns), columns, figsize=(14, 3.1 * -(-len(names) // columns))
-    )
+    columns = 5 if len(names) % 5 == 0 else 4
+    lines = -(-len(names) // columns)
+    figure, axes = plt.subplots(lines, columns, figsize=(2.7 * columns, 2.5 * lines + 0.5))
     for axis in axes.flat[len(names) :]:
-        axis.set_axis_off()
+        axis.remove()
     for name, axis in zip(names, axes.flat, strict=False):
-        for i, family in enumerate(FAMILIES):
-            points = []
-            for share in SHARES:
-                own = [r for r in rows if (r["problem"], r["share"]) == (name, share)]
-                best = best_of(own, family)
-                # all of A revealed: the dotted line, and off the scale
-                if best and (family, share) != ("deflated", "n"):
-                    low, middle, high = np.percentile(errors_of(best), [25, 50, 75])
-                    points.append((np.median([r[against] for r in best]), low, middle, high))
-            if points:
-                x, low, middle, high = np.maximum(np.transpose(points), 1e-14)
-                style = {"color": f"C{i}", "label": family}
-                axis.plot(x, middle, "s--" if family == "Auto" else "o-", ms=4, **style)
-                axis.fill_between(x, low, high, color=f"C{i}", alpha=0.12, lw=0)
-        axis.set(xscale="log", yscale="log")
-        if against == "products":
-            n = next(r["n"] for r in rows if r["problem"] == name)
-            axis.axvline(n, color="k", ls=":")
-            axis.set_xticks([n // 4, n // 2, n], ["n/4", "n/2", "n"])
-            axis.minorticks_off()
-        axis.set_title(name, fontsize=9)
-    axes.flat[0].set_ylabel("median error, nats")
+        own = [r for r in rows if r["problem"] == name]
+        for family, colour in zip(FAMILIES, plots.COLOURS, strict=True):
+            _curve(axis, own, family, colour, against)
+        _axes(axis, own, against)
+        axis.set_title(name.replace(", ", ",\n"), fontsize=9.5)
     legends = [axis.get_legend_handles_labels() for axis in axes.flat]
-    handles = {label: h for own in legends for h, label in zip(*own, strict=True)}
-    unit = "products with A and its transpose (dotted: n, the exact baseline)"
-    figure.legend(handles.values(), handles.keys(), loc="lower center", ncols=len(FAMILIES))
-    figure.supxlabel(unit if against == "products" else "seconds, compiled", y=0.05, fontsize=10)
-    figure.tight_layout(rect=(0, 0.07, 1, 1))
-    figure.savefig(path, dpi=110)
+    handles = {label: h for each in legends for h, label in zip(*each, strict=True)}
+    ordered = [family for family in FAMILIES if family in handles]
+    figure.legend(
+        [handles[f] for f in ordered], ordered, loc="outside upper center", ncols=len(ordered)
+    )
+    unit = "products with A and its transpose (n of them give A itself: and `Exact` is exact)"
+    seconds = "seconds of a call that compiles nothing"
+    figure.supxlabel(unit if against == "products" else seconds, fontsize=10)
+    figure.supylabel("error of log|det|, nats: median and quartiles over keys", fontsize=10)
+    figure.savefig(path)
+
+
+def _curve(axis: Axes, rows: list[dict], family: str, colour: str, against: str) -> None:
+    points = []
+    for share in SHARES:
+        best = best_of([r for r in rows if r["share"] == share], family)
+        # with n products all of A is revealed: off the scale
+        if best and (family, share) != ("deflated", "n"):
+            low, middle, high = np.percentile(errors_of(best), [25, 50, 75])
+            points.append((np.median([r[against] for r in best]), low, middle, high))
+    if not points:
+        return
+    x, low, middle, high = np.maximum(np.transpose(points), 1e-14)
+    auto = family == "Auto"
+    face = {"mfc": "none", "ms": 8, "ls": "--", "zorder": 3} if auto else {"ms": 4.5}
+    axis.plot(x, middle, color=colour, marker=MARKERS[family], label=family, **face)
+    if len(x) > 1 and np.all(np.isfinite(high)):
+        axis.fill_between(x, low, high, color=colour, alpha=0.1, lw=0)
+
+
+def _axes(axis: Axes, rows: list[dict], against: str) -> None:
+    """Decades where there are some; otherwise whole labels between them."""
+    axis.set(xscale="log", yscale="log")
+    axis.margins(0.12)
+    few = np.ptp(np.log10(axis.get_ylim())) < 1.5
+    if few:
+        axis.yaxis.set_minor_locator(LogLocator(subs=(2, 5)))
+        axis.yaxis.set_minor_formatter(FuncFormatter(lambda y, _: f"{y:g}"))
+        axis.yaxis.set_major_formatter(FuncFormatter(lambda y, _: f"{y:g}"))
+    else:
+        axis.yaxis.set_minor_locator(NullLocator())
+    if against == "products":
+        n = rows[0]["n"]
+        ticks = {n / 4: "n/4", n / 2: "n/2", n: "n"}
+        least = min(r["products"] for r in rows)
+        if least < n / 10:
+            ticks = {least: str(least), n / 4: "n/4", n: "n"}
+        axis.set_xticks(list(ticks), list(ticks.values()))
+        axis.xaxis.set_minor_locator(NullLocator())
+        axis.axvline(n, color="0.3", ls=":", lw=1)
 
 
 def deflation(rows: list[dict]) -> str:

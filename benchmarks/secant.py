@@ -13,6 +13,7 @@ import numpy as np
 from rich.progress import track
 
 import determinax as dx
+from determinax import plots
 from determinax.methods import log_weights
 from determinax.paper.matrices import MATRICES
 
@@ -80,6 +81,7 @@ def table(rows: list[dict]) -> list[str]:
     return [*lines, ""]
 
 
+@plots.style()
 def convergence(path: pathlib.Path) -> list[str]:
     """Products until the spread is below 1e-11, against k/n, and the way there as a picture."""
     n = 64
@@ -109,9 +111,9 @@ def convergence(path: pathlib.Path) -> list[str]:
         lines.append(f"| {share} | {cells[0]} | {cells[1]} |")
     for ax, title in zip(axes, ("with the transpose", "forward only"), strict=True):
         ax.set(title=title, xlabel="products / n", ylim=(1e-13, 1e3), xscale="log")
-    axes[0].set_ylabel("spread of fresh log-weights")
-    axes[1].legend(fontsize=8)
-    figure.savefig(path, dpi=110, bbox_inches="tight")
+    axes[0].set_ylabel("spread of fresh log-weights, nats")
+    axes[1].legend(loc="lower left")
+    figure.savefig(path)
     return [*lines, ""]
 
 

@@ -15,6 +15,7 @@ import numpy as np
 from rich.progress import track
 
 import determinax as dx
+from determinax import plots
 from determinax.training.secant import secant_update
 
 STEPS, PRODUCTS = 500, 8
@@ -188,17 +189,23 @@ def faster() -> list[str]:
     return [*lines, ""]
 
 
-def picture(rows: list[dict], path: pathlib.Path) -> None:
-    figure, axes = plt.subplots(1, len(PROBLEMS), figsize=(12, 3.2), sharey=True)
+@plots.style()
+def picture(rows: list[dict], path: pathlib.Path, window: int = 20) -> None:
+    """The median size of the error over windows of steps, with its quartiles."""
+    figure, axes = plt.subplots(1, len(PROBLEMS), figsize=(10, 3), sharey=True)
     for ax, name in zip(axes, PROBLEMS, strict=True):
         row = next(r for r in rows if r["problem"] == name)
-        for way, colour in (("Lanczos", "0.75"), ("tracker", "C0")):
-            ax.plot(row["errors"][way], color=colour, lw=0.8, label=way)
-        ax.set(title=name, xlabel="step", ylim=(-2, 2))
-        ax.axhspan(-0.1, 0.1, color="C2", alpha=0.2, lw=0)
+        for way in ("tracker", "Lanczos"):
+            errors = np.abs(row["errors"][way])
+            errors = errors[: len(errors) // window * window].reshape(-1, window)
+            low, middle, high = np.percentile(errors, [25, 50, 75], axis=1)
+            steps = window * (np.arange(len(errors)) + 0.5)
+            (line,) = ax.plot(steps, middle, label=way)
+            ax.fill_between(steps, low, high, color=line.get_color(), alpha=0.2, lw=0)
+        ax.set(title=name, xlabel="steps", yscale="log")
     axes[0].set_ylabel("error of log|det|, nats")
-    axes[0].legend(fontsize=8, loc="lower left")
-    figure.savefig(path, dpi=110, bbox_inches="tight")
+    axes[0].legend(title=f"median and quartiles of {window} steps", loc="center right")
+    figure.savefig(path)
 
 
 def main() -> None:

@@ -11,6 +11,7 @@ import matplotlib.pyplot as plt
 import numpy as np
 
 import determinax as dx
+from determinax import plots
 from determinax.methods import log_weights
 
 SIZES = (10, 100, 1000)
@@ -42,6 +43,7 @@ def law(n: int, norm: float) -> float:
     return norm * (n / (n + 2) / 2) ** 0.5
 
 
+@plots.style()
 def main() -> None:
     jax.config.update("jax_enable_x64", True)
     rows = [measure(n, norm) for n in SIZES for norm in NORMS if norm < 0.55 * n**0.5]
@@ -58,7 +60,7 @@ def main() -> None:
             f"| {r['n']} | {r['norm']} | {r['spread']:.3g} ± {r['spread_error']:.1g} | {r['law']:.3g} | "
             f"{r['gap']:.2g} ± {r['gap_error']:.1g} | {r['law'] ** 2 / 2:.2g} |"
         )
-    figure, ax = plt.subplots(figsize=(5, 3.6))
+    figure, ax = plt.subplots(figsize=(5, 3.2))
     for i, n in enumerate(SIZES):
         own = [r for r in rows if r["n"] == n]
         # side by side: error bars on top of each other cannot be told apart
@@ -70,7 +72,7 @@ def main() -> None:
     ax.set(xscale="log", xlabel="norm of B^T B - I", ylabel="spread of log-weights / predicted")
     ax.legend()
     out = pathlib.Path("docs/results/variance_law.md")
-    figure.savefig(out.with_suffix(".png"), dpi=110, bbox_inches="tight")
+    figure.savefig(out.with_suffix(".png"))
     lines.append("\n![Spread over what is predicted, against the norm](variance_law.png)\n")
     out.write_text("\n".join(lines))
     print(out.read_text())

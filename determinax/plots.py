@@ -20,6 +20,8 @@ from determinax._drawing.page import page
 from determinax._outlines import law as _law
 from determinax._outlines import levels_of, logarithmic, outline
 from determinax._pairs import pairs as pairs
+from determinax._style import COLOURS as COLOURS
+from determinax._style import style as style
 from determinax.densities import Density
 from determinax.proposals import AbstractProposal, Proposal, cast
 from determinax.storage import write_atomically
@@ -62,7 +64,7 @@ def density(
     !!! example
 
         ```python
-        dx.plots.density(density, points=points, log=True, regions=(0.5, 0.9))
+        dx.plots.density(q, points=points, log=True, regions=(0.5, 0.9))
         ```
     """
     source = _law(source)
@@ -128,9 +130,6 @@ def sphere(
     !!! example
 
         ```python
-        import jax
-        import determinax as dx
-
         flow = dx.flows.projective_linear(3)
         dx.plots.sphere(dx.Proposal(flow), "sphere.html", beside=lambda s: 2 * s[2])
         ```
@@ -187,8 +186,8 @@ def save_map(
     !!! example
 
         ```python
-        dx.plots.save_map(density, "map.png", points=points)
-        dx.plots.save_map(density, "globe.html", points=points)
+        dx.plots.save_map(q, "map.png", points=points)
+        dx.plots.save_map(q, "globe.html", points=points)
         ```
     """
     path, law = pathlib.Path(path), _law(source)

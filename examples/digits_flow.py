@@ -38,7 +38,7 @@ import optax
 from jaxtyping import Array, Float, PRNGKeyArray
 from rich.progress import track
 
-from determinax import Exact, Proposal, flows, log_abs_det
+from determinax import Exact, Proposal, flows, log_abs_det, plots
 
 N, LEVELS = 64, 17
 NUM_BLOCKS, WIDTH, LIPSCHITZ = 6, 128, 0.97
@@ -393,22 +393,31 @@ def table(runs: list[dict[str, Any]], seconds: dict[str, float]) -> str:
     return "\n".join(lines) + "\n"
 
 
+@plots.style()
 def draw(runs: list[dict[str, Any]], path: pathlib.Path) -> None:
-    figure, (left, right) = plt.subplots(1, 2, figsize=(11, 3.8))
-    for run in runs:
-        left.plot(run["curve"]["step"], run["curve"]["bits"], label=run["name"])
-        if not run["name"].startswith("power"):
-            right.plot(run["curve"]["step"], run["curve"]["gap"], label=run["name"])
-    left.set(xlabel="steps", ylabel="held-out bits per dimension, exact")
-    right.set(xlabel="steps", ylabel="estimate above the exact log|det|, nats", ylim=(0, None))
-    for axis in (left, right):
-        axis.legend(fontsize=8, frameon=False)
-        axis.spines[["top", "right"]].set_visible(False)
-        axis.grid(alpha=0.25, which="both", linewidth=0.5)
-    figure.tight_layout()
-    figure.savefig(path, dpi=130)
+    """Held-out bits, as they are and beside the exact run's; and what one sample is off by."""
+    figure, (left, middle, right) = plt.subplots(1, 3, figsize=(11, 3.4))
+    exact = next((run for run in runs if run["name"].startswith("exact")), runs[0])
+    for run, marker in zip(runs, "osD^v", strict=False):
+        steps, curve = run["curve"]["step"], run["curve"]
+        shown = {"marker": marker, "markevery": 2, "label": run["name"]}
+        left.plot(steps, curve["bits"], **shown)
+        middle.plot(steps, 100 * (np.divide(curve["bits"], exact["curve"]["bits"]) - 1), **shown)
+        if run is exact:
+            right.plot(
+                steps, curve["gap"], "--", color="0.3", label="proposals beside the exact run"
+            )
+        elif not run["name"].startswith("power"):
+            right.plot(steps, curve["gap"], **shown | {"color": left.lines[-1].get_color()})
+    left.set(xlabel="training steps", ylabel="held-out bits per dimension, exact")
+    middle.set(xlabel="training steps", ylabel="the same, above the exact run's, %")
+    right.set(xlabel="training steps", ylabel="one sample above log|det|, nats", ylim=(0, None))
+    left.legend(loc="upper right")
+    right.legend(loc="lower right")
+    figure.savefig(path)
 
 
+@plots.style()
 def draw_samples(samples: dict[str, list], path: pathlib.Path) -> None:
     rows = {"digits": load_digits()[1][:12], **samples}
     figure, axes = plt.subplots(len(rows), 12, figsize=(9, 0.85 * len(rows)))
@@ -416,9 +425,9 @@ def draw_samples(samples: dict[str, list], path: pathlib.Path) -> None:
         for axis, digit in zip(line, np.asarray(digits), strict=True):
             axis.imshow(digit.reshape(8, 8), cmap="gray_r", vmin=0, vmax=16)
             axis.set(xticks=[], yticks=[])
+            axis.spines[:].set_visible(False)
         line[0].set_ylabel(name.split(" prod")[0], rotation=0, ha="right", va="center", fontsize=8)
-    figure.tight_layout(pad=0.4)
-    figure.savefig(path, dpi=130)
+    figure.savefig(path)
 
 
 def sample(model: Model, num: int = 12) -> list:

@@ -94,22 +94,20 @@ def table(seen: dict[str, np.ndarray], spent: dict[str, int]) -> str:
     return "\n".join(lines) + "\n"
 
 
+@dx.plots.style()
 def draw(seen: dict[str, np.ndarray], path: pathlib.Path) -> None:
-    figure, (left, right) = plt.subplots(1, 2, figsize=(11, 3.6))
+    figure, (left, right) = plt.subplots(1, 2, figsize=(9, 3.2))
     left.plot(seen["truth"] + seen["tracker"], color="C0", lw=0.8, label="tracker")
     left.plot(seen["truth"], color="k", lw=1, ls="--", label="exact")
-    left.set(xlabel="steps", ylabel="log|det K|")
+    left.set(xlabel="training steps", ylabel="log|det K|, nats")
     window = max(1, len(seen["truth"]) // 20)
     for name in ("tracker", *OTHERS):
         errors = np.abs(seen[name])[: len(seen[name]) // window * window].reshape(-1, window)
         right.plot(window * (np.arange(len(errors)) + 0.5), np.median(errors, axis=1), label=name)
-    right.set(xlabel="steps", ylabel="median error, nats", yscale="log")
-    for axis in (left, right):
-        axis.legend(fontsize=8, frameon=False)
-        axis.spines[["top", "right"]].set_visible(False)
-        axis.grid(alpha=0.25, linewidth=0.5)
-    figure.tight_layout()
-    figure.savefig(path, dpi=130)
+    right.set(xlabel="training steps", ylabel="median error of log|det K|, nats", yscale="log")
+    left.legend()
+    right.legend()
+    figure.savefig(path)
 
 
 TEXT = """# A convolution that learns

@@ -128,22 +128,26 @@ def table(rows: list[dict]) -> str:
     return "\n".join(lines)
 
 
+@plots.style()
 def picture(fits: dict, path: pathlib.Path) -> None:
     """The target and the best fit, side by side."""
-    figure = plt.figure(figsize=(10, 6))
+    figure = plt.figure(figsize=(9, 4.6))
+    grid = figure.add_gridspec(2, 2, height_ratios=(1, 1.3))
     name, fit = next(iter(fits.items()))
+    every, options = [], {"n": 3, "view": (-30.0, 80.0), "vmin": 0, "colorbar": False}
     for row, projection in enumerate(("mollweide", "orthographic")):
-        for column, (label, source) in enumerate(
-            {"target": log_target, name.split(",")[0]: fit.proposal}.items()
-        ):
+        for column, source in enumerate((log_target, fit.proposal)):
             kind = projection if projection == "mollweide" else None
-            axes = figure.add_subplot(2, 2, 2 * row + column + 1, projection=kind)
-            title = f"{label}" if row == 0 else None
-            plots.density(
-                source, n=3, projection=projection, axes=axes, title=title, view=(-30.0, 80.0)
-            )
-    figure.tight_layout()
-    figure.savefig(path, dpi=130)
+            axes = figure.add_subplot(grid[row, column], projection=kind)
+            plots.density(source, projection=projection, axes=axes, **options)
+            every.append(axes)
+            # the target's colours for all
+            options["vmax"] = float(every[0].collections[0].get_clim()[1])
+    every[0].set_title("target")
+    every[1].set_title(name.split(",")[0])
+    drawn = every[0].collections[0]
+    figure.colorbar(drawn, ax=every, label="density / uniform", extend="max", shrink=0.7)
+    figure.savefig(path)
 
 
 def main() -> None:

@@ -45,6 +45,7 @@ ROOMS = [
     "surrogates",
     "training",
     "densities",
+    "_style",
     "_globe",
     "_outlines",
     "_pairs",

@@ -110,8 +110,14 @@ def fit_projective(console: Console, seed: int) -> None:
     )
 
 
-def fit_sphere(console: Console, out: pathlib.Path, seed: int, steps: int = 2500) -> None:
-    """A flow on S^2 fitted to four bumps, for a few seconds, and its picture."""
+def fit_sphere(
+    console: Console,
+    out: pathlib.Path,
+    seed: int,
+    steps: int = 2500,
+    page: pathlib.Path | None = None,
+) -> None:
+    """A flow on S^2 fitted to four bumps, for a few seconds, and its picture; `page`: a sphere to turn."""
     rate = optax.cosine_decay_schedule(1e-2, steps)
     key = jax.random.key(seed + 1)
     fit = fit_density(_bumps, _flow(seed), key=key, steps=steps, batch_size=512, learning_rate=rate)
@@ -120,6 +126,8 @@ def fit_sphere(console: Console, out: pathlib.Path, seed: int, steps: int = 2500
     out.parent.mkdir(parents=True, exist_ok=True)
     picture.savefig(out, dpi=120)
     plt.close(picture)
+    if page is not None:
+        plots.sphere(fit.proposal, page, beside=_bumps, title="A flow, fitted to four bumps")
     console.print(
         f"A flow on the sphere, fitted to four bumps in {fit.seconds:.1f} s: KL {result.kl:.4f} nats, "
         f"effective sample size {result.effective_sample_size:.0%}; picture in {out}."
@@ -141,9 +149,10 @@ def _flow(seed: int) -> flows.Chain:
     return flows.Chain([*layer.maps, flows.Rotation(turn)])
 
 
+@plots.style()
 def _picture(proposal: Proposal, title: str) -> Figure:
     """The target, the fit in the same colours, and what is between them."""
-    figure = plt.figure(figsize=(13, 3.4), layout="constrained")
+    figure = plt.figure(figsize=(11, 3), layout="constrained")
     panels = [figure.add_subplot(1, 3, i + 1, projection="mollweide") for i in range(3)]
     plots.density(_bumps, n=3, axes=panels[0], title="target", vmin=0, colorbar=False)
     target = panels[0].collections[0]

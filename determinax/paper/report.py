@@ -25,7 +25,7 @@ from determinax.proposals import AbstractProposal
 Row = dict[str, Any]
 
 DENSE = ("A1", "A2", "A3", "A4", "A5")
-_COLOURS = {"vde": "#0b6fa4", "mc": "#c2571a"}
+COLOURS = {"vde": plots.COLOURS[0], "mc": plots.COLOURS[1]}
 _LABELS = {"vde": "variational", "mc": "Monte Carlo"}
 
 
@@ -129,21 +129,29 @@ def _reached(rows: list[Row], matrix: str, gap: float) -> Row | None:
     return next((r for r in curve if r["kl_gap"] <= gap), None)
 
 
+@plots.style()
 def figure1(proposal: AbstractProposal, optimum: Callable, points: np.ndarray) -> Figure:
     """The learned density for the cover matrix, beside its samples and the optimum."""
-    figure = plt.figure(figsize=(13, 3.4))
+    figure = plt.figure(figsize=(11, 2.7))
     panels: list[tuple[str, Any, Any]] = [
         ("optimal density", optimum, None),
         ("learned density", proposal, None),
         ("learned density and samples", proposal, points),
     ]
+    every, top = [], None
     for i, (title, source, samples) in enumerate(panels):
         axes = figure.add_subplot(1, 3, i + 1, projection="mollweide")
-        plots.density(source, n=3, points=samples, axes=axes, title=title)
-    figure.tight_layout()
+        options = {"vmin": 0, "vmax": top, "colorbar": False}  # those of the optimum for all
+        plots.density(source, n=3, points=samples, axes=axes, title=title, **options)
+        every.append(axes)
+        top = every[0].collections[0].get_clim()[1]
+    figure.colorbar(
+        every[0].collections[0], ax=every, label="density / uniform", extend="max", shrink=0.8
+    )
     return figure
 
 
+@plots.style()
 def figure2(rows: list[Row], matrix: str = "W") -> Figure:
     """Estimates and relative errors against samples: the median over keys, and their range."""
     truth = matrix_named(matrix).log_abs_det
@@ -155,29 +163,30 @@ def figure2(rows: list[Row], matrix: str = "W") -> Figure:
         for axes, of in ((left, lambda r: np.exp(r["log_abs_det"])), (right, lambda r: r["error"])):
             values = np.array([[of(r) for r in chosen if r["num_samples"] == n] for n in counts])
             low, middle, high = np.quantile(values, [0.1, 0.5, 0.9], axis=1)
-            axes.fill_between(counts, low, high, color=_COLOURS[method], alpha=0.2, linewidth=0)
-            axes.plot(counts, middle, "o-", color=_COLOURS[method], label=_LABELS[method], ms=4)
+            axes.fill_between(counts, low, high, color=COLOURS[method], alpha=0.2, linewidth=0)
+            axes.plot(counts, middle, "o-", color=COLOURS[method], label=_LABELS[method])
     left.axhline(np.exp(truth), color="black", linewidth=1, linestyle="--", label="truth")
     left.set_ylabel(f"estimate of |det {matrix}|")
     right.set_ylabel("absolute relative error")
     for axes in (left, right):
-        axes.set(xscale="log", yscale="log", xlabel="samples")
-        axes.spines[["top", "right"]].set_visible(False)
-        axes.grid(alpha=0.25, linewidth=0.5)
-        axes.legend(frameon=False)
-    left.set_title("median over keys, 10 to 90 % band", fontsize=9, color="0.4")
-    figure.tight_layout()
+        axes.set(xscale="log", yscale="log", xlabel="samples (one product each)")
+    left.legend(title="median over keys, 10 to 90 % band")
     return figure
 
 
+@plots.style()
 def figure3(optimum: Callable) -> Figure:
     """The optimal proposal for the cover matrix, all around and as a globe."""
-    figure = plt.figure(figsize=(9, 3.6))
-    axes = figure.add_subplot(1, 2, 1, projection="mollweide")
-    plots.density(optimum, n=3, axes=axes, title="optimal proposal")
-    axes = figure.add_subplot(1, 2, 2)
-    plots.density(optimum, n=3, projection="orthographic", axes=axes, title="as a globe")
-    figure.tight_layout()
+    figure = plt.figure(figsize=(8, 2.9))
+    grid = figure.add_gridspec(1, 2, width_ratios=(2, 1))
+    left = figure.add_subplot(grid[0], projection="mollweide")
+    right = figure.add_subplot(grid[1])
+    options = {"n": 3, "vmin": 0, "colorbar": False}
+    plots.density(optimum, axes=left, title="optimal proposal", **options)
+    drawn = left.collections[0]
+    options |= {"vmax": float(drawn.get_clim()[1]), "projection": "orthographic"}
+    plots.density(optimum, axes=right, title="as a globe", **options)
+    figure.colorbar(drawn, ax=[left, right], label="density / uniform", shrink=0.8)
     return figure
 
 
@@ -190,8 +199,8 @@ def optimal_log_density(matrix: np.ndarray) -> Callable:
 def save_figure(figure: Figure, path: pathlib.Path) -> None:
     """As PNG and SVG."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    with mpl.rc_context({"svg.hashsalt": "determinax"}):
-        figure.savefig(path.with_suffix(".png"), dpi=150)
+    with plots.style(), mpl.rc_context({"svg.hashsalt": "determinax"}):
+        figure.savefig(path.with_suffix(".png"))
         figure.savefig(path.with_suffix(".svg"), metadata={"Date": None})
     plt.close(figure)
 
