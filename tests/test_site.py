@@ -2,6 +2,7 @@
 
 import html.parser
 import pathlib
+import re
 import urllib.parse
 
 import build_site
@@ -120,3 +121,25 @@ def test_a_class_is_one_entry_of_the_search_and_titles_are_names():
     found = build_site.findable(items)
     assert [item["title"] for item in found] == ["log_abs_det", "flows.Dense", "x"]
     assert found[1]["text"] == "2<p>log_abs_det</p>3"
+
+
+def test_the_gallery_is_what_its_tool_writes_and_every_picture_is_there():
+    import gallery
+
+    assert (ROOT / "docs" / "gallery.md").read_text() == gallery.page()
+    for one in [one for group in gallery.GROUPS.values() for one in group]:
+        assert (ROOT / "docs" / one.path).stat().st_size < 450_000
+        if one.command.startswith("python "):
+            assert (ROOT / one.command.split()[1]).exists()
+
+
+def test_the_links_of_the_readme_lead_somewhere():
+    text = (ROOT / "README.md").read_text()
+    targets = [t for t in re.findall(r"\]\(([^)]+)\)", text) if not t.startswith("http")]
+    assert len(targets) > 20
+    for target in targets:
+        path, _, anchor = target.partition("#")
+        assert (ROOT / path).exists(), target
+        heads = re.findall(r"^#+ (.*)$", (ROOT / path).read_text(errors="ignore"), re.MULTILINE)
+        named = {re.sub(r"[^\w -]", "", head).strip().lower().replace(" ", "-") for head in heads}
+        assert not anchor or anchor in named, target
