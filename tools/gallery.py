@@ -49,27 +49,27 @@ GROUPS: dict[str, list[Picture]] = {
             "make gallery",
         ),
         Picture(
-            "gallery/report-1280.png",
+            "gallery/report-1280.webp",
             "A report",
             "One file, no network: verdict, bounds, how the estimate came about. "
             "[Open this one](gallery/report.html).",
             "determinax report matrix.npy --method mc --samples 2e4 --exact --out report.html",
-            "gallery/report-390.png",
+            "gallery/report-390.webp",
         ),
         Picture(
-            "gallery/sphere-1280.png",
+            "gallery/sphere-1280.webp",
             "A sphere to turn",
             "A flow beside its target, on one scale, with a slider along its layers. "
             "[Turn it](gallery/sphere.html).",
             "make gallery    # plots.sphere(proposal, path, beside=target)",
-            "gallery/sphere-390.png",
+            "gallery/sphere-390.webp",
         ),
         Picture(
-            "gallery/home-1280.png",
+            "gallery/home-1280.webp",
             "This site",
             "With a search box and a reference of every public name.",
             "make docs-serve",
-            "gallery/home-390.png",
+            "gallery/home-390.webp",
         ),
     ],
     "The paper's figures": [
@@ -208,10 +208,11 @@ def page() -> str:
 
 
 @plots.style()
-def why(path: pathlib.Path) -> None:
+def why(path: pathlib.Path, narrow: bool = False) -> None:
     """Where 1/|det A| comes from, and what three ways to draw directions make of it."""
-    figure = plt.figure(figsize=(9.2, 3))
-    grid = figure.add_gridspec(1, 2, width_ratios=(1, 1.6))
+    figure = plt.figure(figsize=(4.2, 5.8) if narrow else (9.2, 3))
+    grid = figure.add_gridspec(*((2, 1) if narrow else (1, 2)))
+    grid.set_height_ratios((1, 1.1)) if narrow else grid.set_width_ratios((1, 1.6))
     globe = figure.add_subplot(grid[0])
     cover = matrix_named("cover").matrix
     plots.density(
@@ -311,6 +312,7 @@ def main() -> None:
     GALLERY.mkdir(exist_ok=True)
     from_rows()
     why(GALLERY / "why.png")
+    why(GALLERY / "why-narrow.png", narrow=True)  # for phones
     demo.fit_sphere(Console(), GALLERY / "bumps.png", 0, page=GALLERY / "sphere.html")
     events(GALLERY / "events.png")
     example_report(GALLERY / "report.html")
