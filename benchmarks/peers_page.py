@@ -1,6 +1,7 @@
 """Tables and figures of benchmarks/peers.py, from its rows."""
 
 import pathlib
+from typing import Any
 
 import matplotlib.pyplot as plt
 import numpy as np
@@ -102,7 +103,7 @@ def table(rows: list[dict], share: str) -> list[str]:
 
 
 # hollow squares for Auto, which stands where the method stands that it chose
-MARKERS = dict(zip(FAMILIES, "oDv^<>s", strict=True))
+MARKERS: dict[str, str] = dict(zip(FAMILIES, "oDv^<>s", strict=True))
 
 
 @plots.style()
@@ -145,7 +146,9 @@ def _curve(axis: Axes, rows: list[dict], family: str, colour: str, against: str)
         return
     x, low, middle, high = np.maximum(np.transpose(points), 1e-14)
     auto = family == "Auto"
-    face = {"mfc": "none", "ms": 8, "ls": "--", "zorder": 3} if auto else {"ms": 4.5}
+    face: dict[str, Any] = (
+        {"mfc": "none", "ms": 8, "ls": "--", "zorder": 3} if auto else {"ms": 4.5}
+    )
     axis.plot(x, middle, color=colour, marker=MARKERS[family], label=family, **face)
     if len(x) > 1 and np.all(np.isfinite(high)):
         axis.fill_between(x, low, high, color=colour, alpha=0.1, lw=0)

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import matplotlib as mpl
 from cycler import cycler
@@ -9,7 +10,7 @@ from cycler import cycler
 # Okabe and Ito (2008), darker than paper all of them; a report's page has the same blue and orange
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#4d4d4d")
 
-_SETTINGS = {
+_SETTINGS: dict[Any, Any] = {
     "axes.grid": True,
     "axes.labelsize": 10,
     "axes.prop_cycle": cycler(color=COLOURS),

@@ -412,8 +412,9 @@ def draw(runs: list[dict[str, Any]], path: pathlib.Path) -> None:
     left.set(xlabel="training steps", ylabel="held-out bits per dimension, exact")
     middle.set(xlabel="training steps", ylabel="the same, above the exact run's, %")
     right.set(xlabel="training steps", ylabel="one sample above log|det|, nats", ylim=(0, None))
-    left.legend(loc="upper right")
-    right.legend(loc="lower right")
+    shown, words = left.get_legend_handles_labels()
+    shown, words = [*shown, right.lines[0]], [*words, right.lines[0].get_label()]
+    figure.legend(shown, words, loc="outside upper center", ncols=3)
     figure.savefig(path)
 
 

@@ -76,8 +76,8 @@ GROUPS: dict[str, list[Picture]] = {
         Picture(
             "results/paper-figure1.png",
             "Figure 1, by the authors' flow and settings",
-            "The density that the flow learned for the cover matrix beside the optimal one, in the same "
-            "colours, and samples of it. The streaks are the flow's, not the drawing's.",
+            "The density that the flow learned for the cover matrix beside the optimal one, and samples of "
+            "it. The streaks are the flow's, not the drawing's.",
             "determinax reproduce figure1 --preset paper",
         ),
         Picture(
