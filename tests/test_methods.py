@@ -235,7 +235,7 @@ class Counting(scipy.sparse.linalg.LinearOperator):
         return self._rmatmat(x.reshape(-1, 1))
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", rest_slow(CASES, FIRST))
 def test_products_reported_are_products_counted(name):
     operator = Counting()
     e = run(name, operator)
