@@ -203,7 +203,7 @@ def compare(problem: Problem, seeds: int) -> list[dict]:
         about = {"problem": problem.name, "share": share, "budget": budget, "n": problem.n}
         for seed in range(seeds):
             found = [run(problem, *item, seed) for item in methods(problem, budget).items()]
-            if problem.name not in LONG or seed < seeds // 4:
+            if problem.name not in LONG or seed < max(1, seeds // 4):
                 found += run_neighbours(problem, budget, seed)
             rows += [about | row for row in found]
     return rows

@@ -27,7 +27,10 @@ products `Exact()` and `Deflated(n)` are exact on all of these; the dotted lines
 The best fixed choice is that of the first four columns with the smaller median, in hindsight too:
 `Lanczos` runs matfree. A projective linear proposal fitted from scratch costs 2n products, n more
 than the answer, so it is not among these; it is in the last table, where it is carried from step to
-step. Made by `python benchmarks/peers.py`.
+step. Made by `python benchmarks/peers.py`. Seconds, in the second picture, are of calls
+that compile nothing, ours and theirs in one run on two idle cores, medians of three keys
+(`--seconds 4`). Those of the near-isometry, of the 2-D kernel and of the larger convolution are still
+of version 0.1.0, whose `deflated`, `probed` and `Auto` compiled at every call.
 
 Where others win: on broad spectra with fewer than n products (Gaussian, tall, the residual
 Jacobian) stochastic Lanczos does, by a factor of 4 to 10 over Monte Carlo and deflation; imate's
