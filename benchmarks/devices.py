@@ -54,7 +54,12 @@ def work(method: str, n: int, kind: str) -> None:
 def started(method: str, n: int, kind: str, num_devices: int) -> subprocess.Popen[str]:
     flags = f"--xla_force_host_platform_device_count={num_devices}"
     argv = [sys.executable, __file__, "--work", method, str(n), kind]
-    env = os.environ | {"XLA_FLAGS": flags, "JAX_PLATFORMS": "cpu"}
+    # threads of OpenBLAS spin for a while after a solve, on the cores that devices want
+    env = os.environ | {
+        "XLA_FLAGS": flags,
+        "JAX_PLATFORMS": "cpu",
+        "OPENBLAS_NUM_THREADS": "1",
+    }
     pipe: Any = subprocess.PIPE
     return subprocess.Popen(argv, stdin=pipe, stdout=pipe, env=env, text=True)
 

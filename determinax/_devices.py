@@ -61,11 +61,7 @@ class Rounds:
         self._ahead: dict[int, dict[int, Any]] = {}
         self._looks_ahead = not host_calls(operator)  # whose failures belong to the round at hand
         # placed once: else every round would copy A to every device
-        self._copies = {
-            rank: _placed((method, operator, key, prepared), device)
-            for rank, device in enumerate(mesh.devices)
-            if device.process_index == jax.process_index()
-        }
+        self._copies = own_copies(mesh, (method, operator, key, prepared))
 
     @property
     def size(self) -> int:
@@ -97,15 +93,25 @@ class Rounds:
         }
 
 
-def _placed(tree: Any, device: Any) -> Any:
+def own_copies(mesh: Mesh, tree: Any) -> dict[int, Any]:
+    """The tree on each device of this process, by the device's place in the mesh."""
+    return {
+        rank: placed(tree, device)
+        for rank, device in enumerate(mesh.devices)
+        if device.process_index == jax.process_index()
+    }
+
+
+def placed(tree: Any, device: Any) -> Any:
+    """The tree with its arrays on a device."""
     return jax.tree.map(lambda x: jax.device_put(x, device) if eqx.is_array(x) else x, tree)
 
 
-def require_whole(operator: lx.AbstractLinearOperator) -> None:
+def require_whole(tree: Any) -> None:
     """Refuse an operator that is split already: every device multiplies with all of it."""
-    if num_parts(operator) > 1:
+    if num_parts(tree) > 1:
         raise OperatorError(
-            f"the operator is split over {num_parts(operator)} devices already, and mesh= wants it whole "
+            f"the operator is split over {num_parts(tree)} devices already, and mesh= wants it whole "
             "on each: leave mesh= out, or pass an operator that is on one device"
         )
 

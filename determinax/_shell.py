@@ -124,7 +124,8 @@ def _watched(
         if trace:
             method = method.traced(traits(operator))
             planned = _planned(method, operator, key, physical_memory())
-        result = _run(operator, method, key, planned, bar, checkpoint, resume, mesh, report)
+        said = " ".join(notes)  # such as what Auto reckons that this takes
+        result = _run(operator, method, key, planned, bar, checkpoint, resume, mesh, said, report)
     _raise_fault(result)
     return charged(result, spent).with_notes(*notes)
 
@@ -159,12 +160,21 @@ def charged(result: Any, spent: Products) -> Any:
 
 
 def _run(
-    operator, method, key, planned, bar: Bar, checkpoint, resume, mesh, report: Report | None
+    operator,
+    method,
+    key,
+    planned,
+    bar: Bar,
+    checkpoint,
+    resume,
+    mesh,
+    said: str,
+    report: Report | None,
 ) -> Any:
     plan, is_short = planned
     if checkpoint is None and (plan.is_single or (is_short and mesh is None and not bar.is_set)):
         if report:
-            report.working(type(method).__name__)
+            report.working(said or type(method).__name__)
         return guarded(operator, _engine.compiled_run, method, operator, key, bar)
     run = method, operator, key
     prepared, state = guarded(operator, _engine.compiled_begin, *run)
@@ -182,7 +192,7 @@ def _run(
     if spans:
         keeper.seconds = _SHARED
     if report:
-        report.start(plan.total, type(method).__name__)
+        report.start(plan.total, type(method).__name__, said)
     rounds = None if mesh is None else _devices.Rounds(mesh, *run, prepared)
     piece, stopped, reached = 1, False, (index, state)
     with before_leaving(lambda: keeper.write(reached[0], _stored(*reached))):
@@ -205,7 +215,7 @@ def _run(
             reached = index, state  # together: half of it is never written
             keeper.write_if_due(index, _stored(*reached))
             if report:
-                report.advance(index * plan.size)
+                report.advance(index * plan.size, said)
             seconds = max(time.perf_counter() - began, 1e-9)
             piece = max(1, min(8 * piece, int(_PIECE / seconds * piece)))
     keeper.write(index, _stored(*reached))

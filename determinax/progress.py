@@ -30,10 +30,10 @@ def _ignore(what: str) -> None:
 class Report(NamedTuple):
     """How a run tells its caller how far it is.
 
-    `start(total, what)`, then `advance(done, note)`; or `working(what)` for a phase without a count.
+    `start(total, what, note)`, then `advance(done, note)`; or `working(what)` for a phase without a count.
     """
 
-    start: Callable[[int, str], Any]
+    start: Callable[..., Any]
     advance: Callable[..., Any]
     working: Callable[[str], Any] = _ignore
 
@@ -91,8 +91,8 @@ class _Display:
         self._live: Any = None
         self._bars: Any = None
 
-    def count(self, total: int, what: str) -> None:
-        self._phase = _Phase(what, total, note=_FIRST)
+    def count(self, total: int, what: str, note: str = "") -> None:
+        self._phase = _Phase(what, total, note=note or _FIRST)
 
     def advance(self, done: int, note: str = "") -> None:
         self._phase.done, self._phase.note = done, note

@@ -9,6 +9,7 @@ import sys
 import equinox as eqx
 import jax
 import jax.numpy as jnp
+import lineax as lx
 import numpy as np
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 from methods import CASES, KINDS, A, proposal
@@ -28,6 +29,33 @@ MANY = {
 }
 
 
+def _tilted(x):
+    return 2 * x[0]
+
+
+def _tanh(x):
+    return jnp.tanh(jnp.asarray(A) @ x)
+
+
+def _points(key, num):
+    return 0.1 * jax.random.normal(key, (num, len(A)))
+
+
+_FIT = {"key": jax.random.key(1), "steps": 3, "batch_size": 32}
+FITS = {
+    **{
+        f"fit, {kind}": lambda mesh, kind=kind: dx.fit(
+            A, proposal().flow, gradient=kind, mesh=mesh, **_FIT
+        )
+        for kind in ("path", "total", "forward")
+    },
+    "fit_density": lambda mesh: dx.fit_density(_tilted, proposal().flow, mesh=mesh, **_FIT),
+    "fit_jacobian": lambda mesh: dx.fit_jacobian(
+        _tanh, _points, proposal().flow, mesh=mesh, num_directions=2, **_FIT
+    ),
+}
+
+
 def mesh_of(num, kind=AxisType.Auto):
     """The first so many devices."""
     return jax.make_mesh((num,), ("x",), axis_types=(kind,), devices=jax.devices()[:num])
@@ -42,13 +70,20 @@ def digits(estimate):
 def samples(names, nums):
     """The same bits for each number of devices, on both kinds of mesh; without a mesh first."""
     for name in names:
-        rows = [digits(dx.log_abs_det(A, MANY[name](), key=jax.random.key(0)))]
-        for num in nums:
-            rows.append(
-                digits(dx.log_abs_det(A, MANY[name](), key=jax.random.key(0), mesh=mesh_of(num)))
-            )
-        explicit = mesh_of(max(nums), AxisType.Explicit)
-        rows.append(digits(dx.log_abs_det(A, MANY[name](), key=jax.random.key(0), mesh=explicit)))
+        make = MANY.get(name) or CASES[name].make
+        meshes = [None, *map(mesh_of, nums), mesh_of(max(nums), AxisType.Explicit)]
+        rows = [
+            digits(dx.log_abs_det(A, make(), key=jax.random.key(0), mesh=mesh)) for mesh in meshes
+        ]
+        print(json.dumps([name, [row == rows[0] for row in rows]]), flush=True)
+
+
+def fits(names, nums):
+    """The same bits of fits for each number of devices, on both kinds of mesh."""
+    for name in names:
+        meshes = [mesh_of(num) for num in nums] + [mesh_of(max(nums), AxisType.Explicit)]
+        found = [FITS[name](mesh) for mesh in meshes]
+        rows = [digits((fit.proposal, fit.history)) for fit in found]
         print(json.dumps([name, [row == rows[0] for row in rows]]), flush=True)
 
 
@@ -59,6 +94,10 @@ def together(names, path, coordinator, num, number):
     mesh = jax.make_mesh((jax.device_count(),), ("x",))
     found = {}
     for name in names:
+        if name in FITS:
+            fit = FITS[name](mesh)
+            found[name] = digits((fit.proposal, fit.history))
+            continue
         make = MANY.get(name) or CASES[name].make
         found[name] = digits(dx.log_abs_det(A, make(), key=jax.random.key(0), mesh=mesh))
     if dx.distributed.is_first():
@@ -90,6 +129,58 @@ def split(names, nums, axes):
                     found = dx.log_abs_det(a, case.make(), key=jax.random.key(0))
                     off = float(abs(found.log_abs_det - whole.log_abs_det))
                     print(json.dumps([name, num, axis, str(kind), off, found.notes]), flush=True)
+
+
+IMAGE = (4, 2)
+_rng = np.random.default_rng(0)
+POINTS, GAINS = _rng.standard_normal(IMAGE), 1 + 0.1 * _rng.standard_normal(IMAGE)
+WINDOW, MIXING = 0.1 * _rng.standard_normal((3, 3)), 0.2 * _rng.standard_normal((2, 2))
+WINDOW[1, 1] += 1
+MIXING += np.eye(2)
+
+
+def _convolved(image, window):
+    return jax.lax.conv_general_dilated(image[None, None], window[None, None], (1, 1), "SAME")[0, 0]
+
+
+def _placed(x, mesh, *spec):
+    x = jnp.asarray(x)
+    return x if mesh is None else jax.device_put(x, NamedSharding(mesh, PartitionSpec(*spec)))
+
+
+def _gained(mesh):
+    gains = _placed(GAINS, mesh, "x", None)
+    return dx.as_operator(
+        lambda x: _convolved(x * gains, jnp.asarray(WINDOW)), jnp.zeros(IMAGE), check_linear=False
+    )
+
+
+def _of_image(mesh):
+    x, window = _placed(POINTS, mesh, "x", None), _placed(WINDOW, mesh)
+    return lx.JacobianLinearOperator(lambda x, _: x + 0.1 * jnp.tanh(_convolved(x, window)), x)
+
+
+SPREAD = {
+    "convolution": lambda mesh: dx.operators.convolution(_placed(WINDOW, mesh), IMAGE),
+    "convolution, over the image": _gained,
+    "Jacobian, over the image": _of_image,
+    "Jacobian, over the batch": lambda mesh: lx.JacobianLinearOperator(
+        lambda x, _: jnp.tanh(x @ jnp.asarray(MIXING)), _placed(POINTS, mesh, "x", None)
+    ),
+}
+
+
+def spread(names, kinds):
+    """How far convolutions and Jacobians on four devices are from those on one."""
+    for kind in kinds:
+        for name in names:
+            make = CASES[name].make
+            whole = dx.log_abs_det(SPREAD[kind](None), make(), key=jax.random.key(0))
+            for axis in (AxisType.Auto, AxisType.Explicit):
+                operator = SPREAD[kind](mesh_of(4, axis))
+                found = dx.log_abs_det(operator, make(), key=jax.random.key(0))
+                off = float(abs(found.log_abs_det - whole.log_abs_det))
+                print(json.dumps([kind, name, str(axis), off]), flush=True)
 
 
 # few columns at a time, so that the bytes are A's

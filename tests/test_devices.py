@@ -3,15 +3,19 @@
 import json
 
 import jax
+import jax.numpy as jnp
 import numpy as np
+import optax
 import processes
 import pytest
-from methods import CASES, KINDS, A
-from on_devices import MANY, THIN
+from methods import CASES, KINDS, A, proposal
+from on_devices import FITS, MANY, SPREAD, THIN
 
 import determinax as dx
 from determinax import _devices
 from determinax.methods import METHODS
+from determinax.operators import NO_PRODUCTS
+from determinax.training.gradients import GradientFitter, Objective
 
 
 def lines(what, *arguments, num_devices=8, seconds=400, **env):
@@ -37,6 +41,23 @@ def test_every_method_that_splits_gives_the_same_bits_on_1_2_4_and_8_devices():
 
 
 @pytest.mark.slow
+def test_every_method_of_the_registry_gives_the_same_bits_on_8_devices():
+    found = dict(lines("samples", list(CASES), [8], seconds=1200))
+    assert {CASES[name].name for name in found} == METHODS.keys()
+    assert [name for name, equal in found.items() if equal != [True] * 3] == []
+
+
+def test_fits_give_the_same_bits_on_one_and_on_two_devices():
+    assert lines("fits", ["fit, path"], [1, 2], num_devices=2) == [["fit, path", [True] * 3]]
+
+
+@pytest.mark.slow
+def test_every_fit_that_splits_gives_the_same_bits_on_1_2_4_and_8_devices():
+    found = lines("fits", list(FITS), [1, 2, 3, 4, 8], seconds=1200)
+    assert found == [[name, [True] * 6] for name in FITS]
+
+
+@pytest.mark.slow
 def test_all_kinds_of_operators_give_the_same_bits_on_a_mesh():
     assert lines("kinds", list(KINDS), seconds=400) == [[kind, True] for kind in KINDS]
 
@@ -58,6 +79,19 @@ def test_every_method_takes_operators_that_are_split_by_rows_or_columns_on_both_
     assert len(found) == 4 * len(CASES)
     assert {CASES[row[0]].name for row in found} == METHODS.keys()
     assert max(row[4] for row in found) < 1e-12
+
+
+def test_a_jacobian_at_a_point_that_is_split_over_devices():
+    found = lines("spread", ["MonteCarlo, rest"], ["Jacobian, over the image"], num_devices=4)
+    assert len(found) == 2
+    assert max(row[3] for row in found) < 1e-12
+
+
+@pytest.mark.slow
+def test_every_method_takes_convolutions_and_jacobians_that_are_split_over_devices():
+    found = lines("spread", list(CASES), list(SPREAD), num_devices=4, seconds=1800)
+    assert len(found) == 2 * len(CASES) * len(SPREAD)
+    assert max(row[3] for row in found) < 1e-12
 
 
 @pytest.mark.slow
@@ -92,3 +126,55 @@ def test_what_cannot_be_split_says_so():
         TypeError, match=r"mesh is a jax.sharding.Mesh, such as jax.make_mesh gives"
     ):
         dx.log_abs_det(A, dx.MonteCarlo(10), key=jax.random.key(0), mesh=2)
+
+
+def parts_of(gradient, num=8, size=16):
+    """A fitter, and what it makes of parts of a batch, stacked."""
+    flow = proposal().flow
+    loss = Objective(dx.as_operator(A), dx.as_operator(A.T), gradient, size)
+    fitter = GradientFitter(
+        loss=loss,
+        start=flow,
+        optimiser=optax.sgd(1.0),
+        tolerance=0.0,
+        per_step=NO_PRODUCTS,
+        what="test",
+        is_to_data=False,
+    )
+    state, keys = fitter.init(), jax.random.split(jax.random.key(0), num)
+    return fitter, state, keys, jax.vmap(lambda key: fitter.part(state, key))(keys)
+
+
+def test_parts_of_a_batch_are_merged_to_its_own_gradient():
+    fitter, state, keys, parts = parts_of("path")
+    merged = fitter.merged(parts)
+    assert merged.log_w.shape == (128,)
+    for whole, mean in zip(
+        jax.tree.leaves(merged.gradient), jax.tree.leaves(parts.gradient), strict=True
+    ):
+        np.testing.assert_allclose(whole, np.mean(mean, axis=0), rtol=1e-4, atol=1e-6)
+
+    # likelihoods are weighted over the whole batch, not part by part
+    fitter, state, keys, parts = parts_of("forward")
+    drawn = [fitter.proposal(state).sample_columns(key, 16)[0] for key in keys]
+    points, log_w = jnp.concatenate(drawn, axis=1), parts.log_w.reshape(-1)
+
+    def minus_likelihood(parameters):
+        q = fitter.proposal(state._replace(parameters=parameters))
+        return -jax.nn.softmax(log_w) @ q.log_density_columns(points)
+
+    expected = jax.grad(minus_likelihood)(state.parameters)
+    for mine, theirs in zip(
+        jax.tree.leaves(fitter.merged(parts).gradient), jax.tree.leaves(expected), strict=True
+    ):
+        np.testing.assert_allclose(mine, theirs, rtol=1e-4, atol=1e-6)
+
+
+def test_fits_that_cannot_be_split_say_so():
+    mesh, key = jax.make_mesh((1,), ("x",)), jax.random.key(0)
+    with pytest.raises(
+        ValueError, match=r"secant updates cannot be split over devices: leave mesh="
+    ):
+        dx.fit_linear(A, key=key, mesh=mesh)
+    with pytest.raises(ValueError, match="batch_size is a multiple of 8, from 16 on, not 60"):
+        dx.fit(A, proposal().flow, key=key, steps=1, batch_size=60, mesh=mesh)

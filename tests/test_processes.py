@@ -11,7 +11,7 @@ import numpy as np
 import processes
 import pytest
 from methods import CASES
-from on_devices import MANY
+from on_devices import FITS, MANY
 from registry import near_isometry
 
 import determinax as dx
@@ -48,7 +48,7 @@ def test_two_processes_with_two_devices_give_the_same_bits(tmp_path):
 
 @pytest.mark.slow
 def test_every_method_on_processes_times_devices(tmp_path):
-    names = [*MANY, *CASES]
+    names = [*MANY, *CASES, *FITS]
     alone = together(tmp_path, names, 1, 1, 600)
     for num, num_devices in ((2, 1), (2, 2), (1, 4)):
         found = together(tmp_path, names, num, num_devices, 900)

@@ -28,7 +28,7 @@ def test_methods_report(method, n, what, total, monkeypatch):
     operator = dx.as_operator(lambda x: 2 * x, jnp.zeros(n))
     monkeypatch.setattr(_shell, "reporting", lambda wanted: contextlib.nullcontext(report))
     e = _shell.estimate(operator, method, jax.random.key(0))
-    assert started == [(total, what)]
+    assert started == [(total, what, "")]
     assert done == sorted(done)
     assert len(done) >= 1
     assert total / 2 <= done[-1] <= total
@@ -51,6 +51,20 @@ def test_factorisations_say_what_they_do(operator, method, what, monkeypatch):
     monkeypatch.setattr(_shell, "reporting", lambda wanted: contextlib.nullcontext(report))
     _shell.estimate(dx.as_operator(operator), method, jax.random.key(0))
     assert heard[0] == what
+
+
+@pytest.mark.parametrize("budget", [40, 400])
+def test_auto_says_what_it_costs_before_it_starts(budget, monkeypatch):
+    heard, notes = [], []
+    report = progress.Report(lambda *a: heard.append(a), lambda *a: notes.append(a), heard.append)
+    monkeypatch.setattr(_shell, "reporting", lambda wanted: contextlib.nullcontext(report))
+    operator = dx.as_operator(lambda x: jnp.roll(x, 1) + 1e-3 * x, jnp.zeros(60_000))
+    _shell.estimate(operator, dx.Auto(budget), jax.random.key(0))
+    said = heard[0] if budget == 40 else heard[0][2]
+    # what a terminal of 80 columns shows of it
+    words = rf"Auto chose MonteCarlo: {budget - 8} products, about [\d.e+-]+ s; "
+    assert re.match(words, said[:60])
+    assert budget == 40 or notes[0][1] == said
 
 
 class Screen:

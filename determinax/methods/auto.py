@@ -160,10 +160,11 @@ class Auto(AbstractSelector):
         left = budget - pilot
         method, why = self._choose(t, spread, condition, left)
         lasting = left * max(each, _ROW_SECONDS * t.cols)
+        # the cost first: a progress bar has a line for this, and shows its beginning
         why = (
-            f"Auto chose {type(method).__name__}: {too_much}{n:,} products would give A itself, "
-            f"{budget:,} were allowed, about {lasting:.2g} s; in {pilot} pilot products log-weights "
-            f"spread by {spread:.2g} nats, {why}."
+            f"Auto chose {type(method).__name__}: {left:,} products, about {lasting:.2g} s; {too_much}"
+            f"{n:,} would give A itself; in {pilot} pilot products log-weights spread by "
+            f"{spread:.2g} nats, {why}."
         )
         return Selection(method, operator, why, Products(pilot))
 

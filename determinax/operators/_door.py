@@ -91,7 +91,7 @@ as_operator.register = enter.register  # pyright: ignore[reportFunctionMemberAcc
 
 def admit(operator: Any, example: Any = None, *, check_linear: bool = True) -> Admitted:
     """As `as_operator`, with the products that the checks spent and what there is to say."""
-    entered = _entered(operator, example)
+    entered = _entered(on_auto_meshes(operator), on_auto_meshes(example))
     inner, spent = on_auto_meshes(entered.operator), entered.spent
     facts = traits(inner)
     if facts.rows == 0 or facts.cols == 0:

@@ -4,6 +4,7 @@ JAX knows two kinds of meshes. On Auto ones XLA lays out what is computed; on Ex
 of `jax.make_mesh`, layouts are types, which QR, LU and loops refuse. Inside of this library all are Auto.
 """
 
+import copy
 import functools
 from collections.abc import Callable
 from typing import Any
@@ -20,6 +21,8 @@ def on_auto_meshes(tree: Any) -> Any:
     """The tree with arrays of explicit meshes as those of Auto ones: nothing is copied or moved."""
 
     def settle(leaf: Any) -> Any:
+        if _is_converted(leaf):
+            return _settled(leaf)
         sharding = getattr(leaf, "sharding", None)
         if not isinstance(sharding, NamedSharding) or not _is_explicit(sharding.mesh):
             return leaf
@@ -29,7 +32,25 @@ def on_auto_meshes(tree: Any) -> Any:
         auto = Mesh(mesh.devices, mesh.axis_names)
         return jax.device_put(leaf, NamedSharding(auto, sharding.spec))
 
-    return jax.tree.map(settle, tree)
+    return jax.tree.map(settle, tree, is_leaf=_is_converted)
+
+
+def _is_converted(node: Any) -> bool:
+    """Whether it is a function that equinox has closed over its arrays, as those of Jacobians are."""
+    return hasattr(node, "in_dynamic_struct")
+
+
+def _settled(function: Any) -> Any:
+    """The function on Auto meshes: it knows the layouts that it was made with, and refuses any other."""
+    copied = copy.copy(function)
+    for name in ("in_dynamic_struct", "out_dynamic_struct"):
+        if hasattr(function, name):
+            leaves, structure = getattr(function, name)
+            bare = [jax.ShapeDtypeStruct(leaf.shape, leaf.dtype) for leaf in leaves]
+            object.__setattr__(copied, name, (bare, structure))
+    if hasattr(function, "consts"):
+        object.__setattr__(copied, "consts", on_auto_meshes(function.consts))
+    return copied
 
 
 def neutral(function: Callable) -> Callable:

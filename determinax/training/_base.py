@@ -183,3 +183,24 @@ class AbstractFitter(eqx.Module):
     def to_data(self) -> bool:
         """Whether the loss is minus a mean log-likelihood of data."""
         return False
+
+
+class AbstractBatchFitter(AbstractFitter):
+    """A fitter whose step is an update by what a batch says, and a batch can be drawn in parts."""
+
+    @abc.abstractmethod
+    def part(self, state: Any, key: PRNGKeyArray) -> Any:
+        """What a batch, or a part of one, says."""
+
+    @abc.abstractmethod
+    def merged(self, parts: Any) -> Any:
+        """Parts of one size, stacked, as the batch that they are together."""
+
+    @abc.abstractmethod
+    def updated(self, state: Any, part: Any) -> tuple[Any, Any]:
+        """The next state, and what the step saw."""
+
+    def step(self, state: Any, key: PRNGKeyArray, index: Int[Array, ""]) -> tuple[Any, Any]:
+        """See `AbstractFitter`: with a batch in one part."""
+        del index
+        return self.updated(state, self.part(state, key))

@@ -9,16 +9,19 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.sharding import Mesh
 from jaxtyping import PRNGKeyArray
 
 from determinax import _checkpoint, _shell
 from determinax._checks import whole_number
+from determinax._devices import line_of, spans_processes
 from determinax._interrupts import before_leaving, check, heeded
 from determinax._keys import stream
 from determinax.operators import NO_PRODUCTS, Products
 from determinax.progress import Report, reporting
 from determinax.storage import StorageError
 from determinax.training._base import AbstractFitter, Fit, FitInterrupted, History
+from determinax.training._split import Split
 
 # steps of a piece at most: the length of the records' buffers on the device; whether a fit has
 # converged or stalled is looked at after so many
@@ -38,6 +41,7 @@ def run(
     checkpoint: str | os.PathLike[str] | None = None,
     checkpoint_every: int = 1000,
     resume: bool = False,
+    mesh: Mesh | None = None,
     progress: bool | None = None,
 ) -> Fit:
     """Take up to `steps` steps of a fitter. Step `i` draws from key `i` of the stream "steps".
@@ -46,6 +50,9 @@ def run(
     interrupt, and the one before it is kept; with `resume`, a run that was killed goes on from there
     and ends with the very bits of one that was not. `spent` products went before.
 
+    With `mesh`, a step's batch is drawn in eight parts, which are dealt to the mesh's devices: the same
+    bits on any number of devices, of this process and of others, though not those without a mesh.
+
     Ctrl-C ends it with `FitInterrupted`, whose `fit` has what was trained.
     """
     steps = whole_number(steps, "steps")
@@ -53,10 +60,16 @@ def run(
     if resume and checkpoint is None:
         raise ValueError("resume needs the checkpoint file to resume from: pass checkpoint=")
     path = None if checkpoint is None else pathlib.Path(checkpoint)
+    split = None
+    if mesh is not None:
+        line = line_of(mesh)
+        split = Split(line, fitter, key)
+        if path is not None and spans_processes(line):
+            raise ValueError("a fit on many processes has no checkpoint: leave checkpoint= out")
     with reporting(progress) as report:
         if report:
             report.working(f"compiling: {fitter.what}")
-        return _Run(fitter, key, steps, spent, path, every, resume).finish(report)
+        return _Run(fitter, key, steps, spent, path, every, resume, split).finish(report)
 
 
 def paced(num_steps: int, seconds: float) -> int:
@@ -67,8 +80,9 @@ def paced(num_steps: int, seconds: float) -> int:
 class _Run:
     """A fit under way; state and history are replaced together, so that half of them is never seen."""
 
-    def __init__(self, fitter, key, steps, spent, path, every, resume):
+    def __init__(self, fitter, key, steps, spent, path, every, resume, split: Split | None):
         self.fitter, self.key, self.steps, self.spent = fitter, key, steps, spent
+        self.split = split
         names = fitter.record._fields
         history = {name: np.zeros(0, _DTYPES.get(name, float)) for name in names}
         self.reached: tuple[Any, History] = fitter.init(), history
@@ -138,10 +152,7 @@ class _Run:
 
     def _advance(self, done: int, stop: int) -> None:
         state, history = self.reached
-        bounds = jnp.asarray(done), jnp.asarray(stop)
-        end, state, records = _shell.guarded(
-            self.fitter, _steps, self.fitter, state, self.key, *bounds
-        )
+        end, state, records = self._taken(state, done, stop)
         num = int(end) - done
         self.reached = (
             state,
@@ -150,6 +161,13 @@ class _Run:
                 for name in history
             },
         )
+
+    def _taken(self, state: Any, start: int, stop: int) -> tuple[Any, Any, Any]:
+        """Where steps `start` to `stop` have ended, the state, and what they saw."""
+        if self.split is not None:
+            return _shell.guarded(self.fitter, self.split.advance, state, start, stop)
+        bounds = jnp.asarray(start), jnp.asarray(stop)
+        return _shell.guarded(self.fitter, _steps, self.fitter, state, self.key, *bounds)
 
     def _note(self) -> str:
         return self.fitter.note(self.reached[1], self.done * self.fitter.products().total)
@@ -164,8 +182,7 @@ class _Run:
 
     def _require_same_start(self, history: History, path: pathlib.Path) -> None:
         """The first step's loss again: what a function computes tells more than how it is written."""
-        args = self.fitter, self.reached[0], self.key, jnp.asarray(0), jnp.asarray(1)
-        again = float(_shell.guarded(self.fitter, _steps, *args)[2].loss[0])
+        again = float(self._taken(self.reached[0], 0, 1)[2].loss[0])
         self.spent = self.spent + self.fitter.products()
         if not np.isclose(again, history["loss"][0], rtol=1e-4, atol=1e-4, equal_nan=True):
             raise StorageError(

@@ -8,12 +8,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+from jax.sharding import Mesh
 from jaxtyping import Array, Float, PRNGKeyArray
 
 from determinax._checks import whole_number
 from determinax.flows import AbstractSphereMap
 from determinax.proposals import Proposal
 from determinax.training._base import Fit, effective_share
+from determinax.training._split import part_size
 from determinax.training.gradients import train
 
 LogDensity = Callable[[Float[Array, " n"]], Float[Array, ""]]
@@ -27,6 +29,7 @@ def fit_density(
     steps: int,
     batch_size: int = 256,
     learning_rate: float | optax.Schedule | None = None,
+    mesh: Mesh | None = None,
     **options: Any,
 ) -> Fit:
     r"""Fit a flow to an unnormalised density by the reverse divergence $\mathrm{KL}(q\,\|\,p)$.
@@ -36,7 +39,8 @@ def fit_density(
     - `log_density`: the log-density at one point `(n,)` of the sphere, up to a constant, in JAX.
     - `flow`: where to start; see `determinax.flows` for recipes.
     - `steps`, `batch_size`, `learning_rate` (of Adam, 1e-3 by default; a number or an optax
-        schedule), `optimiser` (an `optax.GradientTransformation` instead), `progress`: as usual.
+        schedule), `optimiser` (an `optax.GradientTransformation` instead), `mesh`, `progress`: as
+        in `fit`.
 
     The loss in the history is $\mathbb{E}_q[\log q - \log p]$, which is the divergence minus the log
     of p's normaliser (relative to the uniform measure).
@@ -51,7 +55,7 @@ def fit_density(
     """
     batch_size = whole_number(batch_size, "batch_size", least=2)
     _require_scalar(log_density, flow)
-    loss = _ReverseDivergence(log_density, batch_size)
+    loss = _ReverseDivergence(log_density, part_size(batch_size, mesh))
     return train(
         loss,
         flow,
@@ -59,6 +63,7 @@ def fit_density(
         steps=steps,
         learning_rate=learning_rate,
         what="fitting a density",
+        mesh=mesh,
         **options,
     )
 

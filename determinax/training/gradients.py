@@ -13,7 +13,8 @@ import jax.numpy as jnp
 import lineax as lx
 import numpy as np
 import optax
-from jaxtyping import Array, Float, Int, PRNGKeyArray
+from jax.sharding import Mesh
+from jaxtyping import Array, Float, PRNGKeyArray
 
 from determinax import operators as ops
 from determinax._checks import require_key, whole_number
@@ -22,9 +23,10 @@ from determinax._objective import GradientKind, objective, product_with
 from determinax.flows import AbstractSphereMap, trainable
 from determinax.operators import NO_PRODUCTS, Products
 from determinax.proposals import Proposal
-from determinax.training._base import AbstractFitter, Fit, History, Record, mean_of, summary
+from determinax.training._base import AbstractBatchFitter, Fit, History, Record, mean_of, summary
 from determinax.training._loop import CHUNK, run
 from determinax.training._optimisers import chosen, warm_cosine
+from determinax.training._split import part_size
 
 # a loss: flow and key -> scalar, and the batch's log-weights (target over proposal). Arrays of a
 # loss that is an equinox module are arguments of the compiled step, not constants in it
@@ -44,6 +46,7 @@ def fit(
     optimiser: optax.GradientTransformation | None = None,
     example: Any = None,
     check_linear: bool = True,
+    mesh: Mesh | None = None,
     **options: Any,
 ) -> Fit:
     r"""Train a flow to be a proposal for $|\det A|$, from products alone.
@@ -60,6 +63,9 @@ def fit(
         the price of one inverse a step. `"total"` differentiates everything, as the paper does.
         `"forward"` needs no transpose: importance-weighted maximum likelihood at fixed points.
     - `optimiser`: an `optax.GradientTransformation` instead of Adam.
+    - `mesh`: a `jax.sharding.Mesh`, to whose devices the batch is dealt in eight parts. Each device
+        multiplies with the whole of A. The same bits on any number of devices, though not those without
+        a mesh.
     - `tolerance`, `checkpoint`, `checkpoint_every`, `resume`, `progress`: see
         `determinax.training.train`.
 
@@ -100,7 +106,7 @@ def fit(
     if learning_rate is None and optimiser is None:
         learning_rate = warm_cosine(steps)
     return train(
-        Objective(entered, transpose, gradient, batch_size),
+        Objective(entered, transpose, gradient, part_size(batch_size, mesh)),
         flow,
         key=key,
         steps=steps,
@@ -109,6 +115,7 @@ def fit(
         products=Products(batch_size, 0 if gradient == "forward" else batch_size),
         spent=admitted.spent,
         what=f"fitting a proposal ({gradient} gradients)",
+        mesh=mesh,
         **options,
     )
 
@@ -136,6 +143,9 @@ def train(
     over a hundred steps, is below `tolerance`. The optimiser is Adam at `learning_rate` (1e-3, or an
     optax schedule), or your own. `products` are those of one step, `spent` went before.
 
+    With `mesh`, a `jax.sharding.Mesh`, the loss is called eight times a step, with a key of its own each
+    time, on the devices in turn, and the mean is taken: so it should draw an eighth of the batch.
+
     `checkpoint`, `checkpoint_every`, `resume`, `progress`: a file is written every so many steps,
     every half minute and on an interrupt, and the one before it is kept; a run that was killed goes
     on from there and ends with the very bits of one that was not.
@@ -162,7 +172,15 @@ class State(NamedTuple):
     optimiser: Any
 
 
-class GradientFitter(AbstractFitter):
+class Part(NamedTuple):
+    """What a batch, or a part of one, says: the loss, its log-weights, and its gradient."""
+
+    value: Float[Array, ""]
+    log_w: Float[Array, " num"]
+    gradient: Any
+
+
+class GradientFitter(AbstractBatchFitter):
     """Steps of an optimiser on a loss."""
 
     loss: Loss
@@ -183,14 +201,29 @@ class GradientFitter(AbstractFitter):
         _, fixed = eqx.partition(self.start, trainable(self.start))
         return eqx.combine(state.parameters, fixed)
 
-    def step(self, state: State, key: PRNGKeyArray, index: Int[Array, ""]) -> tuple[State, Record]:
-        """See `AbstractFitter`: undone where the loss or its gradient is not finite."""
-        del index
+    def part(self, state: State, key: PRNGKeyArray) -> Part:
+        """See `AbstractBatchFitter`."""
 
         def of_parameters(parameters):
             return self.loss(self.flow(State(parameters, None)), key)
 
         (value, log_w), gradient = jax.value_and_grad(of_parameters, has_aux=True)(state.parameters)
+        return Part(value, log_w, gradient)
+
+    def merged(self, parts: Part) -> Part:
+        """See `AbstractBatchFitter`: means; of weighted likelihoods by what the parts weigh."""
+        num = len(parts.value)
+        shares = jnp.full(num, 1 / num, parts.log_w.dtype)
+        if isinstance(self.loss, Objective) and self.loss.gradient == "forward":
+            shares = jax.nn.softmax(jax.nn.logsumexp(parts.log_w, axis=1))
+        gradient = jax.tree.map(
+            lambda g: jnp.tensordot(shares.astype(g.dtype), g, 1), parts.gradient
+        )
+        return Part(jnp.mean(parts.value), parts.log_w.reshape(-1), gradient)
+
+    def updated(self, state: State, part: Part) -> tuple[State, Record]:
+        """See `AbstractBatchFitter`: undone where the loss or its gradient is not finite."""
+        value, log_w, gradient = part
         updates, optimiser = self.optimiser.update(gradient, state.optimiser, state.parameters)
         proposed = State(optax.apply_updates(state.parameters, updates), optimiser)
         finite = jnp.isfinite(value) & jnp.isfinite(optax.tree.norm(gradient))

@@ -7,6 +7,7 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import optax
+from jax.sharding import Mesh
 from jaxtyping import Array, Float, PRNGKeyArray
 
 from determinax._checks import whole_number
@@ -18,6 +19,7 @@ from determinax.operators import OperatorError, Products
 from determinax.proposals import Proposal
 from determinax.training._base import Fit
 from determinax.training._optimisers import warm_cosine
+from determinax.training._split import part_size
 from determinax.training.gradients import train
 
 
@@ -33,6 +35,7 @@ def fit_jacobian(
     learning_rate: float | optax.Schedule | None = None,
     gradient: Literal["path", "total"] = "path",
     optimiser: optax.GradientTransformation | None = None,
+    mesh: Mesh | None = None,
     **options: Any,
 ) -> Fit:
     r"""Train an amortised proposal $q(s\,|\,x)$ for $|\det J(x)|$ of $f$ over a distribution of x.
@@ -49,7 +52,7 @@ def fit_jacobian(
         `flows.cylinder(n, context_size=n, key=key)`; without a context it is one proposal for all x.
     - `steps`, `batch_size`, `num_directions`: a step takes `num_directions` products at each of
         `batch_size` points, and as many vector-Jacobian products.
-    - `learning_rate`, `options`: as in `fit`; `gradient`: `"path"` or `"total"`, as there.
+    - `learning_rate`, `mesh`, `options`: as in `fit`; `gradient`: `"path"` or `"total"`, as there.
 
     `spread` in the history is that of log-weights at one x where `num_directions` is 2 or more. With
     one direction it cannot be told from how $\log|\det J(x)|$ itself varies, and has both.
@@ -84,7 +87,7 @@ def fit_jacobian(
     if learning_rate is None and optimiser is None:
         learning_rate = warm_cosine(whole_number(steps, "steps"))
     return train(
-        JacobianObjective(f, sample_x, gradient, batch_size, num_directions),
+        JacobianObjective(f, sample_x, gradient, part_size(batch_size, mesh), num_directions),
         flow,
         key=key,
         steps=steps,
@@ -92,6 +95,7 @@ def fit_jacobian(
         optimiser=optimiser,
         products=Products(num, num),
         what=f"fitting a proposal for Jacobians ({gradient} gradients)",
+        mesh=mesh,
         **options,
     )
 
