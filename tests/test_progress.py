@@ -11,6 +11,7 @@ import scipy.sparse
 
 import determinax as dx
 from determinax import _shell, progress
+from determinax.methods import auto
 
 
 @pytest.mark.parametrize(
@@ -58,6 +59,7 @@ def test_auto_says_what_it_costs_before_it_starts(budget, monkeypatch):
     heard, notes = [], []
     report = progress.Report(lambda *a: heard.append(a), lambda *a: notes.append(a), heard.append)
     monkeypatch.setattr(_shell, "reporting", lambda wanted: contextlib.nullcontext(report))
+    monkeypatch.setattr(auto, "_FRAME_ENTRIES", 0)  # a frame would be a single chunk
     operator = dx.as_operator(lambda x: jnp.roll(x, 1) + 1e-3 * x, jnp.zeros(60_000))
     _shell.estimate(operator, dx.Auto(budget), jax.random.key(0))
     said = heard[0] if budget == 40 else heard[0][2]
