@@ -163,7 +163,7 @@ class Auto(AbstractSelector):
         # the cost first: a progress bar has a line for this, and shows its beginning
         why = (
             f"Auto chose {type(method).__name__}: {left:,} products, about {lasting:.2g} s; {too_much}"
-            f"{n:,} would give A itself; in {pilot} pilot products log-weights spread by "
+            f"{n:,} products would give A itself; in {pilot} pilot ones log-weights spread by "
             f"{spread:.2g} nats, {why}."
         )
         return Selection(method, operator, why, Products(pilot))
