@@ -161,13 +161,13 @@ def _axes(axis: Axes, rows: list[dict], against: str) -> None:
     """Decades where there are some; otherwise whole labels between them."""
     axis.set(xscale="log", yscale="log")
     axis.margins(0.12)
-    few = np.ptp(np.log10(axis.get_ylim())) < 1.5
-    if few:
-        axis.yaxis.set_minor_locator(LogLocator(subs=(2, 5)))
-        axis.yaxis.set_minor_formatter(FuncFormatter(lambda y, _: f"{y:g}"))
-        axis.yaxis.set_major_formatter(FuncFormatter(lambda y, _: f"{y:g}"))
-    else:
-        axis.yaxis.set_minor_locator(NullLocator())
+    for scale, limits in ((axis.xaxis, axis.get_xlim()), (axis.yaxis, axis.get_ylim())):
+        if np.ptp(np.log10(limits)) < 1.5:
+            scale.set_minor_locator(LogLocator(subs=(2, 5)))
+            scale.set_minor_formatter(FuncFormatter(lambda y, _: f"{y:g}"))
+            scale.set_major_formatter(FuncFormatter(lambda y, _: f"{y:g}"))
+        else:
+            scale.set_minor_locator(NullLocator())
     if against == "products":
         n = rows[0]["n"]
         ticks = {n / 4: "n/4", n / 2: "n/2", n: "n"}
