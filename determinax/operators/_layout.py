@@ -82,8 +82,10 @@ def on_one_device(tree: Any) -> Any:
     """The tree with its arrays whole, on the first of their devices."""
 
     def whole(leaf: Any) -> Any:
-        if _num_parts(leaf) == 1:
+        if not isinstance(leaf, jax.Array) or isinstance(leaf, Tracer):
             return leaf
+        if leaf.is_fully_replicated:  # on many devices, perhaps, each of which has all of it
+            return leaf.addressable_shards[0].data
         if not leaf.is_fully_addressable:
             raise OperatorError(
                 "the operator is split over several processes, none of which can have the whole of it: "
