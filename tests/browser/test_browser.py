@@ -40,9 +40,11 @@ def test_tables_fit_into_the_page(watched, site):
 @pytest.mark.parametrize("word", ["log_abs_det", "MonteCarlo", "fit_linear", "density", "Estimate"])
 def test_the_first_hit_of_a_search_is_the_name_itself(watched, site, word):
     page = watched().open(f"{site}/index.html")
-    page.keyboard.press("Control+k")
-    # until then letters are short cuts: `n` goes to the next page
-    page.wait_for_function("document.activeElement !== document.body")
+    for _ in range(20):  # until then letters are short cuts: `n` goes to the next page
+        page.keyboard.press("Control+k")
+        page.wait_for_timeout(1000)
+        if page.evaluate("document.activeElement !== document.body"):
+            break
     page.keyboard.type(word, delay=20)
     hits = page.locator(f"a[href*='?h={word}']")  # a hit's link says what was looked for
     hits.first.wait_for(timeout=60_000)
