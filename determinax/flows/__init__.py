@@ -34,6 +34,7 @@ from .linear import Kronecker as Kronecker
 from .linear import Preconditioner as Preconditioner
 from .linear import Product as Product
 from .linear import ProjectiveLinear as ProjectiveLinear
+from .linear import Transpose as Transpose
 from .linear import Triangular as Triangular
 from .moebius import MoebiusMixture as MoebiusMixture
 from .recipes import conditional_linear as conditional_linear

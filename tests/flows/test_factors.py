@@ -28,6 +28,10 @@ def test_factors_are_the_matrices_that_they_say(name):
     matrix = _dense_matrix(factor, n)
     np.testing.assert_allclose(factor.log_abs_det(), np.linalg.slogdet(matrix)[1], atol=1e-10)
     np.testing.assert_allclose(factor.solve(jnp.eye(n)), np.linalg.inv(matrix), atol=1e-9)
+    turned = flows.Transpose(factor)
+    np.testing.assert_allclose(_dense_matrix(turned, n), matrix.T, atol=1e-12)
+    np.testing.assert_allclose(turned.solve(jnp.eye(n)), np.linalg.inv(matrix).T, atol=1e-9)
+    np.testing.assert_array_equal(turned.log_abs_det(), factor.log_abs_det())
 
 
 def test_kronecker_and_circulant_are_numpys():
