@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from determinax import api as api
+    from determinax import blocks as blocks
     from determinax import densities as densities
     from determinax import distributed as distributed
     from determinax import estimate as estimate
@@ -12,6 +13,7 @@ if TYPE_CHECKING:
     from determinax import flows, operators, sphere, training
     from determinax import gradients as gradients
     from determinax import jacobians as jacobians
+    from determinax import likelihood as likelihood
     from determinax import methods as methods
     from determinax import paper as paper
     from determinax import places as places
@@ -22,10 +24,17 @@ if TYPE_CHECKING:
     from determinax import surrogates as surrogates
     from determinax import sweeps as sweeps
     from determinax.api import log_abs_det, log_volume
+    from determinax.blocks import block_proposals
     from determinax.densities import Density, density, goodness_of_fit, uniformity
     from determinax.estimate import Estimate, UnreliableEstimateError
     from determinax.gradients import Gradient, log_abs_det_gradient
     from determinax.jacobians import jacobian_log_abs_det
+    from determinax.likelihood import (
+        LikelihoodEstimate,
+        UnsolvedPointError,
+        free_form_loss,
+        log_likelihood,
+    )
     from determinax.methods import (
         Auto,
         Deflated,
@@ -53,6 +62,7 @@ if TYPE_CHECKING:
         Tracker,
         fit,
         fit_density,
+        fit_free_form,
         fit_jacobian,
         fit_linear,
         fit_samples,
@@ -68,8 +78,15 @@ _HOMES = {
     "files": (),
     "flows": (),
     "api": ("log_abs_det", "log_volume"),
+    "blocks": ("block_proposals",),
     "gradients": ("Gradient", "log_abs_det_gradient"),
     "jacobians": ("jacobian_log_abs_det",),
+    "likelihood": (
+        "LikelihoodEstimate",
+        "UnsolvedPointError",
+        "free_form_loss",
+        "log_likelihood",
+    ),
     "methods": ("Auto", "Deflated", "Exact", "Lanczos", "MonteCarlo", "Probed", "Variational"),
     "operators": ("OperatorError", "as_operator"),
     "paper": (),
@@ -87,6 +104,7 @@ _HOMES = {
         "Tracker",
         "fit",
         "fit_density",
+        "fit_free_form",
         "fit_jacobian",
         "fit_linear",
         "fit_samples",
@@ -104,6 +122,7 @@ __all__ = [
     "FitInterrupted",
     "Gradient",
     "Lanczos",
+    "LikelihoodEstimate",
     "Mixture",
     "MonteCarlo",
     "OperatorError",
@@ -114,25 +133,31 @@ __all__ = [
     "Tracker",
     "Uniform",
     "UnreliableEstimateError",
+    "UnsolvedPointError",
     "Variational",
     "VonMisesFisher",
     "as_operator",
+    "block_proposals",
     "density",
     "distributed",
     "fit",
     "fit_density",
+    "fit_free_form",
     "fit_jacobian",
     "fit_linear",
     "fit_samples",
     "fitted_bumps",
     "flows",
+    "free_form_loss",
     "goodness_of_fit",
     "jacobian_log_abs_det",
     "jacobian_surrogate",
     "kernels",
+    "likelihood",
     "load",
     "log_abs_det",
     "log_abs_det_gradient",
+    "log_likelihood",
     "log_volume",
     "operators",
     "save",

@@ -82,6 +82,9 @@ def fingerprint(*values: Any) -> str:
 
 def _feed(digest: Any, value: Any) -> None:
     """Add a value to the digest, by what it is rather than by how some library prints it."""
+    # optax' cosine schedule turns its number of steps into a float when it is first used
+    if isinstance(value, float) and value.is_integer():
+        value = int(value)
     digest.update(type(value).__qualname__.encode() + b"(")
     if isinstance(value, jax.Array) and jnp.issubdtype(value.dtype, jax.dtypes.prng_key):
         _feed(digest, np.asarray(jax.random.key_data(value)))

@@ -56,6 +56,7 @@ class Bounds(eqx.Module):
 
     - `kl`, `importance`: upper bounds, by the mean log-weight and by the log mean weight of batches.
     - `lower`: a lower bound, from samples of the best proposal itself.
+    - `upper`: an upper bound of what has one from elsewhere, such as a likelihood.
     - `slack`: what the certificate adds to `importance` for each nat of $\log(1/\delta)$.
     """
 
@@ -63,15 +64,16 @@ class Bounds(eqx.Module):
     importance: Bound | None = None
     lower: Bound | None = None
     slack: Float[Array, ""] | None = None
+    upper: Bound | None = None
 
     def moved(self, shift: Any, factor: float) -> "Bounds":
         """Of `factor` times what they bound, plus `shift`."""
-        kl, importance, lower = (
+        kl, importance, lower, upper = (
             None if bound is None else bound.moved(shift, factor)
-            for bound in (self.kl, self.importance, self.lower)
+            for bound in (self.kl, self.importance, self.lower, self.upper)
         )
         slack = None if self.slack is None else factor * self.slack
-        return Bounds(kl, importance, lower, slack)
+        return Bounds(kl, importance, lower, slack, upper)
 
 
 class Estimate(eqx.Module):
@@ -202,6 +204,12 @@ class Estimate(eqx.Module):
     def lower_bound_standard_error(self) -> Float[Array, ""] | None:
         """Of `lower_bound`."""
         return None if self.bounds.lower is None else self.bounds.lower.error
+
+    @property
+    def upper_bound(self) -> Float[Array, ""] | None:
+        """An upper bound in expectation: `importance_bound`, unless there is another."""
+        bound = self.bounds.importance if self.bounds.upper is None else self.bounds.upper
+        return None if bound is None else bound.value
 
     @property
     def effective_sample_size(self) -> Float[Array, ""] | None:
@@ -354,7 +362,7 @@ class Estimate(eqx.Module):
     def replace(self, **fields: Any) -> "Estimate":
         """The same estimate with other fields."""
         values = {name: getattr(self, name) for name in self.__dataclass_fields__}
-        return Estimate(**(values | fields))
+        return type(self)(**(values | fields))
 
     def with_notes(self, *notes: str) -> "Estimate":
         """The same estimate with more to say."""

@@ -53,12 +53,7 @@ def jacobian_log_abs_det(
         estimate.log_abs_det.shape, estimate[0].standard_error
         ```
     """
-    x = jnp.asarray(x)
-    if x.ndim not in (1, 2) or not jnp.issubdtype(x.dtype, jnp.floating):
-        raise ValueError(
-            f"x is a point (n,) or points (batch, n) of floating-point numbers, not {x.dtype} of "
-            f"shape {x.shape}"
-        )
+    x = require_points(x)
     if proposal is not None:
         if not isinstance(proposal, Proposal):
             raise TypeError(
@@ -69,6 +64,17 @@ def jacobian_log_abs_det(
     num_samples = whole_number(num_samples, "num_samples")
     key = require_key(key, "jacobian_log_abs_det")
     return _estimate(f, x, proposal, key, num_samples, directions)
+
+
+def require_points(x: Float[Array, " n"] | Float[Array, "batch n"]) -> Float[Array, "*batch n"]:
+    """One point, or one a row, as an array; anything else is refused."""
+    x = jnp.asarray(x)
+    if x.ndim not in (1, 2) or not jnp.issubdtype(x.dtype, jnp.floating):
+        raise ValueError(
+            f"x is a point (n,) or points (batch, n) of floating-point numbers, not {x.dtype} of "
+            f"shape {x.shape}"
+        )
+    return x
 
 
 def require_context(proposal: Proposal, n: int) -> None:

@@ -4,7 +4,7 @@ Three gradients come from the same m products: that of the model with the propos
 the proposal with the model held, and both at once.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import equinox as eqx
@@ -21,9 +21,10 @@ from determinax._keys import stream
 from determinax._linalg import held, log_norm
 from determinax._objective import known_product, objective
 from determinax._states import log_mean_exp
-from determinax.jacobians import require_context
+from determinax.blocks import stacked
+from determinax.jacobians import require_context, require_points
 from determinax.operators import OperatorError, columns, traits
-from determinax.proposals import Proposal, cast
+from determinax.proposals import BlockProposals, Proposal, cast
 
 
 class Surrogate(eqx.Module):
@@ -177,9 +178,9 @@ def surrogate(
 
 
 def jacobian_surrogate(
-    f: Callable[[Float[Array, " n"]], Float[Array, " n"]],
+    f: Callable[[Float[Array, " n"]], Float[Array, " n"]] | Sequence[Callable],
     x: Float[Array, " n"] | Float[Array, "batch n"],
-    proposal: Proposal,
+    proposal: Proposal | BlockProposals,
     *,
     key: PRNGKeyArray,
     num_samples: int = 1,
@@ -191,7 +192,9 @@ def jacobian_surrogate(
 
     **Arguments:**
 
-    - `f`: one point in, one of the same size out, in JAX. What it closes over is trained.
+    - `f`: one point in, one of the same size out, in JAX. What it closes over is trained. Or a sequence
+        of blocks, the first of which acts first, with a proposal of `block_proposals`: each block then
+        takes `num_samples` products, and its input is the context.
     - `x`: one point `(n,)`, or one a row.
     - `proposal`: a `Proposal`. One whose flow has a context gets x, unless `context` says otherwise.
 
@@ -204,12 +207,9 @@ def jacobian_surrogate(
             return jnp.mean(0.5 * jnp.sum(jax.vmap(model)(x) ** 2, 1) - s.corrected + learn)
         ```
     """
-    x = jnp.asarray(x)
-    if x.ndim not in (1, 2) or not jnp.issubdtype(x.dtype, jnp.floating):
-        raise ValueError(
-            f"x is a point (n,) or points (batch, n) of floating-point numbers, not {x.dtype} of "
-            f"shape {x.shape}"
-        )
+    x = require_points(x)
+    if isinstance(proposal, BlockProposals):
+        return _along_blocks(f, x, proposal, key, num_samples, context)
     _require_proposal(proposal)
     num_samples = whole_number(num_samples, "num_samples")
     key = require_key(key, "jacobian_surrogate")
@@ -231,6 +231,49 @@ def jacobian_surrogate(
     keys = jax.vmap(lambda i: stream(key, "points", i))(jnp.arange(len(x)))
     own = None if context is None or context.ndim == 1 else 0
     return jax.vmap(one, in_axes=(0, own, 0))(x, context, keys)
+
+
+def _along_blocks(
+    blocks: Any, x: Array, proposals: BlockProposals, key: PRNGKeyArray, num: int, context: Any
+) -> Surrogate:
+    """The sum over the blocks of a composition; blocks of one shape are one scan."""
+    if not isinstance(blocks, Sequence) or len(blocks) != len(proposals):
+        raise TypeError(
+            f"proposals for {len(proposals)} blocks need f to be a sequence of as many functions"
+        )
+    if context is not None:
+        raise ValueError("what goes into a block is its context: leave context= out")
+    together = stacked(blocks)
+
+    def step(x, inputs):
+        block, proposal, key = inputs
+        s = jacobian_surrogate(block, x, proposal, key=key, num_samples=num)
+        return block(x), s
+
+    def one(x, key):
+        keys = jax.vmap(lambda i: stream(key, "blocks", i))(jnp.arange(len(blocks)))
+        if together is not None:
+            inputs, rest = eqx.partition((together, proposals.stacked, keys), eqx.is_array)
+            return jax.lax.scan(lambda x, a: step(x, eqx.combine(a, rest)), x, inputs)[1]
+        parts = []
+        for i, block in enumerate(blocks):
+            x, s = step(x, (block, proposals[i], keys[i]))
+            parts.append(s)
+        return jax.tree.map(lambda *a: jnp.stack(a), *parts)
+
+    if x.ndim == 1:
+        return _summed(one(x, key), 0)
+    keys = jax.vmap(lambda i: stream(key, "points", i))(jnp.arange(len(x)))
+    return _summed(jax.vmap(one)(x, keys), 1)
+
+
+def _summed(parts: Surrogate, axis: int) -> Surrogate:
+    """Of a composition, from its blocks along an axis."""
+    total = jax.tree.map(lambda a: jnp.sum(a, axis=axis), parts)
+    spread = jnp.sqrt(jnp.sum(parts.spread**2, axis=axis))
+    return eqx.tree_at(
+        lambda s: (s.spread, s.code), total, (spread, jnp.max(parts.code, axis=axis))
+    )
 
 
 def linearised(f: Callable, x: Float[Array, " n"]) -> tuple[Array, Callable]:

@@ -17,6 +17,7 @@ from .conditional import ConditionalLinear as ConditionalLinear
 from .conditional import Given as Given
 from .conditional import RescaledContext as RescaledContext
 from .conditioners import Conditioner as Conditioner
+from .conditioners import ImageConditioner as ImageConditioner
 from .cylinder import Circle as Circle
 from .cylinder import CylinderAutoregressive as CylinderAutoregressive
 from .cylinder import CylinderCoupling as CylinderCoupling
@@ -31,12 +32,14 @@ from .linear import Diagonal as Diagonal
 from .linear import DiagonalLowRank as DiagonalLowRank
 from .linear import Inverse as Inverse
 from .linear import Kronecker as Kronecker
+from .linear import MaskedConvolution as MaskedConvolution
 from .linear import Preconditioner as Preconditioner
 from .linear import Product as Product
 from .linear import ProjectiveLinear as ProjectiveLinear
 from .linear import Transpose as Transpose
 from .linear import Triangular as Triangular
 from .moebius import MoebiusMixture as MoebiusMixture
+from .recipes import conditional_convolution as conditional_convolution
 from .recipes import conditional_linear as conditional_linear
 from .recipes import cylinder as cylinder
 from .recipes import exponential_polynomial as exponential_polynomial

@@ -47,6 +47,11 @@ class AbstractSphereMap(eqx.Module):
         self._check(s, context)
         return self._inverse(s, context)
 
+    def factor_at(self, context: Float[Array, " c"] | None = None) -> Any:
+        r"""The factor M of a map $s = Mz/\|Mz\|$, for a context where it has one; None elsewhere."""
+        del context
+        return None
+
     @abc.abstractmethod
     def _forward(self, s: Array, context: Array | None) -> tuple[Array, Array]: ...
 

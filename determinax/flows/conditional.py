@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, ArrayLike, Float, PRNGKeyArray
 
 from .base import AbstractSphereMap, Constant, as_column, dtype_of, trainable
-from .conditioners import Conditioner
+from .conditioners import Conditioner, ImageConditioner
 from .linear import AbstractFactor, Product, project
 
 
@@ -26,7 +26,8 @@ class ConditionalLinear(AbstractSphereMap):
     - `base`: $M_0$; a `Dense` one, as `fit_linear` finds it at a typical context, stays as it is, and
         a `Triangular` one is trained along.
     - `part`: R where the network gives zeros.
-    - `context_size`, `hidden`: of the network.
+    - `context_size`, `hidden`: of the network; `network`: another one, as `conditional_convolution`
+        has it.
 
     !!! example
 
@@ -38,7 +39,7 @@ class ConditionalLinear(AbstractSphereMap):
 
     base: AbstractFactor
     part: AbstractFactor
-    network: Conditioner
+    network: Conditioner | ImageConditioner
     context_size: int = eqx.field(static=True)
     n: int = eqx.field(static=True)
 
@@ -55,6 +56,7 @@ class ConditionalLinear(AbstractSphereMap):
         context_size: int,
         key: PRNGKeyArray,
         hidden: tuple[int, ...] = (64, 64),
+        network: ImageConditioner | None = None,
     ):
         if base.n != part.n:
             raise ValueError(f"base has n = {base.n} and part n = {part.n}: make them equal")
@@ -66,20 +68,10 @@ class ConditionalLinear(AbstractSphereMap):
                 f"a {type(part).__name__} has no parameters for a network to move: take Triangular(n) "
                 "or DiagonalLowRank(n, rank) as part"
             )
-        network = Conditioner(
-            0,
-            1,
-            size,
-            key=key,
-            hidden=tuple(hidden),
-            context_size=context_size,
-            dtype=dtype_of(part),
-        )
-        # zeros in the last layer rather than the gate: every output finds its own way from the start
-        self.network = eqx.tree_at(
-            lambda net: (net.gate, net.weights[-1], net.biases[-1]),
-            network,
-            replace_fn=lambda a: jnp.ones_like(a) if a.ndim == 0 else jnp.zeros_like(a),
+        self.network = (
+            _network(size, context_size, hidden, key, dtype_of(part))
+            if network is None
+            else network
         )
         self.base, self.part = base, part
         self.context_size, self.n = context_size, base.n
@@ -90,6 +82,10 @@ class ConditionalLinear(AbstractSphereMap):
         nothing = jnp.zeros(0, flat.dtype)
         moved = self.network(nothing, context.astype(flat.dtype))[:, 0]
         return Product([self.base, unravel(flat + moved)])
+
+    def factor_at(self, context: Float[Array, " c"] | None = None) -> Product | None:
+        """See `AbstractSphereMap`."""
+        return None if context is None else self.factor(context)
 
     def _forward(self, s, context):
         return self._apply(s, context, lambda m, z: project(m.multiply(z), m.log_abs_det()))
@@ -105,6 +101,18 @@ class ConditionalLinear(AbstractSphereMap):
             lambda z, c: act(self.factor(c), z), in_axes=-1, out_axes=(-1, -1)
         )(columns, contexts)
         return moved.reshape(s.shape), log_det.reshape(s.shape[1:])
+
+
+def _network(size: int, context_size: int, hidden, key, dtype) -> Conditioner:
+    network = Conditioner(
+        0, 1, size, key=key, hidden=tuple(hidden), context_size=context_size, dtype=dtype
+    )
+    # zeros in the last layer rather than the gate: every output finds its own way from the start
+    return eqx.tree_at(
+        lambda net: (net.gate, net.weights[-1], net.biases[-1]),
+        network,
+        replace_fn=lambda a: jnp.ones_like(a) if a.ndim == 0 else jnp.zeros_like(a),
+    )
 
 
 def _ravel(part: AbstractFactor) -> tuple[Array, Callable[[Array], AbstractFactor]]:
@@ -134,6 +142,11 @@ class Given(AbstractSphereMap):
     def is_linear(self) -> bool:
         """See `AbstractSphereMap`."""
         return self.flow.is_linear
+
+    def factor_at(self, context: Float[Array, " c"] | None = None) -> AbstractFactor | None:
+        """See `AbstractSphereMap`."""
+        del context
+        return self.flow.factor_at(self.context())
 
     def _forward(self, s, context):
         return self.flow.forward(s, self.context())
@@ -174,6 +187,10 @@ class RescaledContext(AbstractSphereMap):
     def is_linear(self) -> bool:
         """See `AbstractSphereMap`."""
         return self.flow.is_linear
+
+    def factor_at(self, context: Float[Array, " c"] | None = None) -> AbstractFactor | None:
+        """See `AbstractSphereMap`."""
+        return None if context is None else self.flow.factor_at(self._rescaled(context))
 
     def _forward(self, s, context):
         return self.flow.forward(s, self._rescaled(context))

@@ -1,6 +1,7 @@
 """Networks that turn some coordinates, and a context, into the parameters of the maps of others."""
 
 import itertools
+import math
 
 import equinox as eqx
 import jax
@@ -115,6 +116,69 @@ class Conditioner(eqx.Module):
         masks = [b[:, None] >= a[None, :] for a, b in itertools.pairwise(degrees)]
         outputs = np.tile(np.arange(d), self.num_parameters)
         return [*masks, outputs[:, None] >= degrees[-1][None, :]]
+
+
+class ImageConditioner(eqx.Module):
+    """A convolutional network of an image, whose outputs are parameters with the image's pixels.
+
+    It takes the context as a flat image, channels first, and gives what `Conditioner` gives: one column
+    of parameters, which starts at zero. `shapes` are those of the parameters: `(k, *image)`, or
+    `(channels * pixels,)`, or that with a rank behind it.
+    """
+
+    weights: list[Array]
+    biases: list[Array]
+    image_shape: tuple[int, ...] = eqx.field(static=True)
+    channels: int = eqx.field(static=True)
+    shapes: tuple[tuple[int, ...], ...] = eqx.field(static=True)
+
+    def __init__(
+        self,
+        image_shape: tuple[int, ...],
+        channels: int,
+        shapes: tuple[tuple[int, ...], ...],
+        *,
+        key: PRNGKeyArray,
+        hidden: tuple[int, ...],
+        size: int = 3,
+        dtype: DTypeLike = float,
+    ):
+        self.image_shape, self.channels, self.shapes = tuple(image_shape), channels, shapes
+        pixels = math.prod(image_shape)
+        outputs = sum(math.prod(s) for s in shapes) // pixels
+        sizes = [channels, *hidden]
+        window = (size,) * len(image_shape)
+        self.weights, self.biases = [], []
+        for a, b, k in zip(sizes[1:], sizes[:-1], jax.random.split(key, len(hidden)), strict=True):
+            deviation = (2 / (b * math.prod(window))) ** 0.5
+            self.weights.append(deviation * jax.random.normal(k, (a, b, *window), dtype))
+            self.biases.append(jnp.zeros(a, dtype))
+        self.weights.append(jnp.zeros((outputs, sizes[-1], *window), dtype))
+        self.biases.append(jnp.zeros(outputs, dtype))
+
+    def __call__(
+        self, x: Float[Array, "0"], context: Float[Array, " n"]
+    ) -> Float[Array, "parameters 1"]:
+        """Parameters for the image that is the context."""
+        del x
+        h = context.reshape(1, self.channels, *self.image_shape)
+        last = len(self.weights) - 1
+        for i, (weight, bias) in enumerate(zip(self.weights, self.biases, strict=True)):
+            stride = (1,) * len(self.image_shape)
+            h = jax.lax.conv_general_dilated(h, weight, stride, "SAME")
+            h = h + bias.reshape(-1, *stride)
+            h = h if i == last else jax.nn.silu(h)
+        parts, start = [], 0
+        for shape in self.shapes:
+            num = math.prod(shape) // math.prod(self.image_shape)
+            part = h[0, start : start + num]
+            if len(shape) == 2 and shape[0] == self.channels * math.prod(self.image_shape):
+                # a rank behind the pixels
+                part = part.reshape(self.channels, shape[1], *self.image_shape)
+                part = jnp.moveaxis(part, 1, -1)
+            parts.append(part.reshape(-1))
+            start += num
+        return jnp.concatenate(parts)[:, None]
 
 
 def _affine(weight: Array, bias: Array, x: Array) -> Array:

@@ -1,5 +1,6 @@
 """Whole architectures by name."""
 
+from collections.abc import Sequence
 from typing import Literal
 
 import equinox as eqx
@@ -9,12 +10,21 @@ from jax.typing import DTypeLike
 from jaxtyping import Array, PRNGKeyArray
 
 from .. import sphere
-from .base import AbstractCircleMap, AbstractSphereMap
+from .base import AbstractCircleMap, AbstractSphereMap, trainable
 from .chain import Chain
 from .conditional import ConditionalLinear
+from .conditioners import ImageConditioner
 from .cylinder import Circle, CylinderAutoregressive, CylinderCoupling
 from .exponential import ExponentialMap, Polynomial, Radial
-from .linear import AbstractFactor, DiagonalLowRank, ProjectiveLinear, Triangular
+from .linear import (
+    AbstractFactor,
+    DiagonalLowRank,
+    MaskedConvolution,
+    Product,
+    ProjectiveLinear,
+    Transpose,
+    Triangular,
+)
 from .moebius import MoebiusMixture
 from .rotation import Rotation
 from .splines import CircularSpline, IntervalSpline
@@ -174,6 +184,53 @@ def conditional_linear(
         key=second,
         hidden=hidden,
     )
+
+
+def conditional_convolution(
+    image_shape: Sequence[int],
+    channels: int = 1,
+    *,
+    key: PRNGKeyArray,
+    size: int = 3,
+    rank: int = 0,
+    hidden: tuple[int, ...] = (32, 32),
+    dtype: DTypeLike | None = None,
+) -> ConditionalLinear:
+    r"""$s = M(x)z/\|M(x)z\|$ for the Jacobian of an image network at x, in memory linear in the pixels.
+
+    $M(x) = L\,U\,R(x)$: masked convolutions with one kernel for all pixels, from either side, and one
+    whose kernel at each pixel comes from a convolutional network on x; with `rank` also a diagonal and
+    a term of low rank from it. The determinant is a product of diagonals. It starts as the identity.
+
+    **Arguments:**
+
+    - `image_shape`, `channels`: of x, a flat image with the channels first.
+    - `size`: of the windows; `hidden`: channels of the network's hidden layers.
+
+    !!! example
+
+        ```python
+        flow = dx.flows.conditional_convolution((8, 8), 3, key=key)  # n = 192
+        ```
+    """
+    shape = tuple(image_shape)
+    dtype = jnp.result_type(float) if dtype is None else dtype
+    first, second = jax.random.split(key)
+    shared = [MaskedConvolution(shape, channels, size, shared=True, dtype=dtype) for _ in range(2)]
+    part: AbstractFactor = MaskedConvolution(shape, channels, size, dtype=dtype)
+    if rank:
+        part = Product([part, DiagonalLowRank(part.n, rank, key=first, dtype=dtype)])
+    leaves = jax.tree.leaves(eqx.filter(part, trainable(part)))
+    network = ImageConditioner(
+        shape,
+        channels,
+        tuple(leaf.shape for leaf in leaves),
+        key=second,
+        hidden=tuple(hidden),
+        dtype=dtype,
+    )
+    base = Product([shared[0], Transpose(shared[1])])
+    return ConditionalLinear(base, part, context_size=part.n, key=second, network=network)
 
 
 # jitted: drawing array by array would compile dozens of small functions

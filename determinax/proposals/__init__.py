@@ -2,6 +2,7 @@
 
 from .base import AbstractProposal as AbstractProposal
 from .base import cast as cast
+from .blocks import BlockProposals as BlockProposals
 from .bumps import VonMisesFisher as VonMisesFisher
 from .bumps import kernels as kernels
 from .em import fitted_bumps as fitted_bumps

@@ -1,5 +1,7 @@
 """Densities by change of variables: a uniform base, moved by a flow."""
 
+from typing import Any
+
 from jaxtyping import Array, Float, PRNGKeyArray
 
 from determinax.flows.base import AbstractSphereMap, dtype_of
@@ -38,6 +40,10 @@ class Proposal(AbstractProposal):
     def given(self, context: Float[Array, " c"]) -> "Proposal":
         """The proposal of a conditional flow for one context."""
         return Proposal(Given(self.flow, context))
+
+    def factor(self, context: Float[Array, " c"] | None = None) -> Any:
+        r"""M, where the flow is a projective linear map $s = Mz/\|Mz\|$; None where it is not."""
+        return self.flow.factor_at(context)
 
     def push(
         self,

@@ -13,6 +13,7 @@ from determinax.training.densities import divergence, fit_density
 from determinax.training.gradients import fit, train
 from determinax.training.jacobians import fit_jacobian
 from determinax.training.linear import fit_linear
+from determinax.training.models import ModelFit, fit_free_form, fit_model
 from determinax.training.samples import SampleFit, default_flow, fit_samples
 from determinax.training.tracker import Tracker
 
@@ -20,6 +21,7 @@ __all__ = [
     "AbstractFitter",
     "Fit",
     "FitInterrupted",
+    "ModelFit",
     "Record",
     "SampleFit",
     "Tracker",
@@ -27,8 +29,10 @@ __all__ = [
     "divergence",
     "fit",
     "fit_density",
+    "fit_free_form",
     "fit_jacobian",
     "fit_linear",
+    "fit_model",
     "fit_samples",
     "run",
     "train",

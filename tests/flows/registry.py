@@ -95,6 +95,12 @@ def _conditional(rank=None, base=None):
     return make
 
 
+def _conditional_convolution(n, key, dtype):
+    image = (n // 4, 2)
+    f = flows.conditional_convolution(image, 2, key=key, rank=1, hidden=(4,), dtype=dtype)
+    return flows.Given(f, jnp.linspace(-1, 1, n, dtype=dtype))
+
+
 REGISTRY = {
     "circle-moebius": Entry(_layer("circle", "moebius"), (2,)),
     "circle-moebius-learned": Entry(_layer("circle", "moebius", "learned"), (2,)),
@@ -129,6 +135,10 @@ REGISTRY = {
     "projective-product": Entry(_projective(_product), (3, 10)),
     "conditional-triangular": Entry(_conditional(base=_dense), (3, 10)),
     "conditional-low-rank": Entry(_conditional(rank=2), (2, 10)),
+    "projective-convolution": Entry(
+        _projective(lambda n, dtype: flows.MaskedConvolution((n // 4, 2), 2, dtype=dtype)), (4, 12)
+    ),
+    "conditional-convolution": Entry(_conditional_convolution, (8, 12)),
     "exponential-polynomial": Entry(
         lambda n, key, dtype: flows.ExponentialMap(flows.Polynomial(n, key=key, dtype=dtype))
     ),

@@ -78,3 +78,23 @@ def test_every_parameter_of_a_family_has_a_gradient_at_its_start():
     for name in ("log_diagonal", "left", "right"):
         moved = getattr(fit.proposal.flow.factor, name) - getattr(start.factor, name)
         assert np.max(np.abs(moved)) > 0.01
+
+
+def test_a_masked_convolution_is_triangular_in_the_order_of_pixels():
+    """Pixels first, then channels; a shared kernel is a convolution that the library's own makes."""
+    rng = np.random.default_rng(0)
+    factor = flows.MaskedConvolution((3, 4), 2, size=3)
+    factor = jax.tree.map(lambda a: jnp.asarray(0.3 * rng.normal(size=a.shape)), factor)
+    by_pixel = np.arange(24).reshape(2, 12).T.reshape(-1)
+    matrix = _dense_matrix(factor, 24)[np.ix_(by_pixel, by_pixel)]
+    np.testing.assert_array_equal(np.triu(matrix, 1), 0)
+    assert np.abs(np.tril(matrix, -1)).max() > 0.1
+    kernel = np.zeros((3, 3))
+    kernel[0], kernel[1, 0] = rng.normal(size=3), rng.normal()
+    shared = flows.MaskedConvolution((5, 6), 1, size=3, shared=True)
+    # offsets in order: (0, 1), (1, -1), (1, 0), (1, 1), towards pixels above and before
+    taps = jnp.asarray([kernel[1, 0], kernel[0, 2], kernel[0, 1], kernel[0, 0]])
+    shared = eqx.tree_at(lambda f: f.below, shared, taps[:, None, None])
+    kernel[1, 1] = 1.0
+    layer = determinax.operators.convolution(jnp.asarray(kernel), (5, 6))
+    np.testing.assert_allclose(_dense_matrix(shared, 30), layer.as_matrix(), atol=1e-12)

@@ -12,6 +12,7 @@ from .circulant import Circulant as Circulant
 from .combined import Inverse as Inverse
 from .combined import Product as Product
 from .combined import Transpose as Transpose
+from .convolution import MaskedConvolution as MaskedConvolution
 from .dense import Dense as Dense
 from .diagonal import Diagonal as Diagonal
 from .kronecker import Kronecker as Kronecker

@@ -2,7 +2,7 @@
 
 import equinox as eqx
 import jax.numpy as jnp
-from jaxtyping import Array
+from jaxtyping import Array, Float
 
 from ..base import AbstractSphereMap
 from ._base import AbstractFactor
@@ -28,6 +28,11 @@ class ProjectiveLinear(AbstractSphereMap):
     def __init__(self, factor: AbstractFactor):
         self.factor = factor
         self.n, self.context_size = factor.n, 0
+
+    def factor_at(self, context: Float[Array, " c"] | None = None) -> AbstractFactor:
+        """See `AbstractSphereMap`."""
+        del context
+        return self.factor
 
     def _forward(self, s, context):
         return project(self.factor.multiply(s), self.factor.log_abs_det())
