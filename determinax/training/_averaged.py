@@ -73,8 +73,22 @@ class AbstractAveragedFitter(AbstractFitter):
         _, fixed = eqx.partition(self.start, trainable(self.start))
         return eqx.combine(parameters, fixed)
 
+    def is_due(self, index: Any) -> Any:
+        """See `AbstractFitter`: held-out data are looked at now and then."""
+        return index % EVERY == EVERY - 1
+
     def step(
         self, state: AveragedState, key: PRNGKeyArray, index: Int[Array, ""]
+    ) -> tuple[AveragedState, AveragedRecord]:
+        """See `AbstractFitter`."""
+        return self.single_step(state, key, index, self.is_due(index))
+
+    def single_step(
+        self,
+        state: AveragedState,
+        key: PRNGKeyArray,
+        index: Int[Array, ""],
+        due: bool | Bool[Array, ""],
     ) -> tuple[AveragedState, AveragedRecord]:
         """See `AbstractFitter`: undone where the loss or its gradient is not finite."""
         loss, gradient = jax.value_and_grad(lambda p: self.loss(self.model(p), key))(
@@ -88,10 +102,10 @@ class AbstractAveragedFitter(AbstractFitter):
         finite = jnp.isfinite(loss) & jnp.isfinite(optax.tree.norm(gradient))
         proposed = state._replace(parameters=parameters, optimiser=optimiser, average=average)
         kept = jax.tree.map(lambda new, old: jnp.where(finite, new, old), proposed, state)
-        kept, held_out, error = self._look(kept, index)
+        kept, held_out, error = self._look(kept, due)
         return kept, AveragedRecord(loss, held_out, error, finite)
 
-    def _look(self, state: AveragedState, index: Int[Array, ""]):
+    def _look(self, state: AveragedState, due: bool | Bool[Array, ""]):
         """Now and then, the average on held-out data: the best one yet is kept."""
         nan = jnp.full_like(state.best_value, jnp.nan)
         if not self.has_held_out:
@@ -104,9 +118,9 @@ class AbstractAveragedFitter(AbstractFitter):
             top = jnp.maximum(value, state.best_value)
             return state._replace(best=best, best_value=top), value, error
 
-        return jax.lax.cond(
-            index % EVERY == EVERY - 1, look, lambda state: (state, nan, nan), state
-        )
+        if isinstance(due, bool):
+            return look(state) if due else (state, nan, nan)
+        return jax.lax.cond(due, look, lambda state: (state, nan, nan), state)
 
     def best(self, state: AveragedState) -> Any:
         """The model of the best average, or of the last where there was no look yet."""

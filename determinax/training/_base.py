@@ -139,6 +139,9 @@ class AbstractFitter(eqx.Module):
     what: eqx.AbstractVar[str]
     # what a step sees: a named tuple of scalars, with `loss` and `finite` among them
     record: ClassVar[Any] = Record
+    # many steps in one program; False: one by one, since XLA's CPU computes convolutions inside of a
+    # loop ten times as slowly
+    is_compiled_loop: ClassVar[bool] = True
 
     @abc.abstractmethod
     def init(self) -> Any:
@@ -147,6 +150,18 @@ class AbstractFitter(eqx.Module):
     @abc.abstractmethod
     def step(self, state: Any, key: PRNGKeyArray, index: Int[Array, ""]) -> tuple[Any, Any]:
         """The next state, and what the step saw."""
+
+    def is_due(self, index: Any) -> Any:
+        """Whether there is more to do after this step than after others."""
+        del index
+        return False
+
+    def single_step(
+        self, state: Any, key: PRNGKeyArray, index: Int[Array, ""], due: bool
+    ) -> tuple[Any, Any]:
+        """`step`, where they go one by one and whether it is due is known."""
+        del due
+        return self.step(state, key, index)
 
     @abc.abstractmethod
     def proposal(self, state: Any) -> Proposal:

@@ -167,7 +167,8 @@ class _Run:
         if self.split is not None:
             return _shell.guarded(self.fitter, self.split.advance, state, start, stop)
         bounds = jnp.asarray(start), jnp.asarray(stop)
-        return _shell.guarded(self.fitter, _steps, self.fitter, state, self.key, *bounds)
+        steps = _steps if self.fitter.is_compiled_loop else _one_by_one
+        return _shell.guarded(self.fitter, steps, self.fitter, state, self.key, *bounds)
 
     def _note(self) -> str:
         return self.fitter.note(self.reached[1], self.done * self.fitter.products().total)
@@ -209,3 +210,18 @@ def _steps(fitter: AbstractFitter, state: Any, key: PRNGKeyArray, start, stop):
         return i + 1, state, buffers
 
     return jax.lax.while_loop(going, body, (start, state, buffers))
+
+
+def _one_by_one(fitter: AbstractFitter, state: Any, key: PRNGKeyArray, start, stop):
+    """The same from one program a step, for a fitter whose steps do not end it."""
+    records = []
+    for i in range(int(start), int(stop)):
+        state, record = _step(fitter, state, key, jnp.asarray(i), fitter.is_due(i))
+        records.append(record)
+    stacked = fitter.record(*(np.asarray([r[j] for r in records]) for j in range(len(records[0]))))
+    return stop, state, stacked
+
+
+@eqx.filter_jit
+def _step(fitter: AbstractFitter, state: Any, key: PRNGKeyArray, index, due: bool):
+    return fitter.single_step(state, stream(key, "steps", index), index, due)

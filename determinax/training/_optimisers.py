@@ -54,10 +54,9 @@ def clipped(
     """For data: the caller's, or Adam with bounded gradients, more slowly with every attempt."""
     if optimiser is not None or learning_rate is not None:
         return chosen(optimiser, learning_rate)
-    return clipped_cosine(steps, 5e-3 / 2**attempt)
+    return _clipped_adam(steps, 5e-3 / 2**attempt)
 
 
 @functools.lru_cache(maxsize=32)
-def clipped_cosine(steps: int, peak: float) -> optax.GradientTransformation:
-    """Adam with bounded gradients, a short rise to `peak` and a cosine down."""
+def _clipped_adam(steps: int, peak: float) -> optax.GradientTransformation:
     return optax.chain(optax.clip_by_global_norm(1.0), optax.adam(warm_cosine(steps, peak)))

@@ -3,7 +3,7 @@
 import dataclasses
 import math
 from collections.abc import Callable
-from typing import Any
+from typing import Any, ClassVar
 
 import equinox as eqx
 import jax
@@ -22,7 +22,7 @@ from determinax.proposals import Proposal
 from determinax.training._averaged import AbstractAveragedFitter, AveragedState
 from determinax.training._base import History
 from determinax.training._loop import run
-from determinax.training._optimisers import chosen, clipped_cosine
+from determinax.training._optimisers import chosen, warm_cosine
 
 SampleX = Callable[[PRNGKeyArray, int], Float[Array, "num n"]]
 
@@ -88,8 +88,7 @@ def fit_model(
     - `held_out`: points on which the average is looked at every hundredth step, and the best one kept.
         `score` says how good it is on each of them, larger is better; minus the loss by default.
     - `patience`: stop after so many steps without a new best.
-    - `learning_rate`: of Adam, by default a short rise to 1e-3 and a cosine down, with gradients
-        clipped; `optimiser` instead of all that.
+    - `learning_rate`: of Adam, by default a short rise to 1e-3 and a cosine down; `optimiser` instead.
     - `products`: with Jacobians for each point and step, to be counted.
     - `checkpoint`, `checkpoint_every`, `resume`, `progress`: see `determinax.training.train`.
 
@@ -110,16 +109,14 @@ def fit_model(
     batch_size = whole_number(batch_size, "batch_size")
     _require_sampler(sample_x, batch_size, key)
     if optimiser is None and learning_rate is None:
-        rule = clipped_cosine(steps, 1e-3)
-    else:
-        rule = chosen(optimiser, learning_rate)
+        learning_rate = warm_cosine(steps, 1e-3)
     fitter = ModelFitter(
         function=loss,
         scorer=score,
         start=models,
         sample_x=sample_x,
         held_out=None if held_out is None else jnp.asarray(held_out),
-        optimiser=rule,
+        optimiser=chosen(optimiser, learning_rate),
         batch_size=batch_size,
         patience=None if patience is None else whole_number(patience, "patience"),
         deadline=np.asarray(np.inf),
@@ -227,6 +224,7 @@ class ModelFitter(AbstractAveragedFitter):
     deadline: np.ndarray
     per_step: Products = eqx.field(static=True)
     what: str = eqx.field(static=True)
+    is_compiled_loop: ClassVar[bool] = False  # the models may have convolutions
 
     @property
     def has_held_out(self) -> bool:
