@@ -6,7 +6,7 @@ them what `status` says outside.
 
 import math
 import os
-from typing import Any
+from typing import Any, Self
 
 import equinox as eqx
 import jax
@@ -124,7 +124,7 @@ class Estimate(eqx.Module):
     notes: tuple[str, ...] = eqx.field(static=True, default=())
     allow_unreliable: bool = eqx.field(static=True, default=False)
 
-    def judged(self, bar: Bar | None = None) -> "Estimate":
+    def judged(self, bar: Bar | None = None) -> Self:
         """The same estimate with its code, by the caller's bar: the last step of every run."""
         bar = self.bar if bar is None else bar
         value, error = jax.lax.stop_gradient((self.log_abs_det, self.standard_error))
@@ -296,7 +296,7 @@ class Estimate(eqx.Module):
     def __float__(self) -> float:
         return self.value()
 
-    def __getitem__(self, index: Any) -> "Estimate":
+    def __getitem__(self, index: Any) -> Self:
         return jax.tree.map(lambda leaf: leaf[index], self)
 
     def __str__(self) -> str:
@@ -359,7 +359,7 @@ class Estimate(eqx.Module):
 
     # -- the same, changed --
 
-    def replace(self, **fields: Any) -> "Estimate":
+    def replace(self, **fields: Any) -> Self:
         """The same estimate with other fields."""
         values = {name: getattr(self, name) for name in self.__dataclass_fields__}
         return type(self)(**(values | fields))
