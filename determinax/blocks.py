@@ -46,6 +46,8 @@ def block_proposals(
     !!! example
 
         ```python
+        blocks = [f, f]
+        sample_x = lambda key, num: jax.random.normal(key, (num, 10))
         proposals = dx.block_proposals(blocks, sample_x, key=key)
         s = dx.jacobian_surrogate(blocks, x, proposals, key=key, num_samples=2)
         ```

@@ -29,6 +29,7 @@ ROOMS = [
     "_trace",
     "_pareto",
     "_diagnostics",
+    "_bounds",
     "_text",
     "_advice",
     "_terminal",

@@ -25,7 +25,18 @@ _GAP = Threshold(0.05, 0.5)
 
 
 class UnsolvedPointError(ValueError):
-    """No z was found with g(z) = x, so there is no likelihood to tell."""
+    """No z was found with g(z) = x, so there is no likelihood to tell.
+
+    !!! example
+
+        ```python
+        q = dx.Proposal(dx.flows.projective_linear(10))
+        try:  # tanh never gives 3
+            dx.log_likelihood(jnp.arctanh, jnp.tanh, jnp.full(10, 3.0), q, key=key)
+        except dx.UnsolvedPointError as error:
+            print(error)
+        ```
+    """
 
 
 class TwoSided(AbstractDiagnostics):
@@ -113,6 +124,14 @@ class LikelihoodEstimate(Estimate):
 
     - `point`: the solved z, or $f(x)$ for networks that are invertible by construction.
     - `residual`: $|g(z) - x|$ as a share of $|x|$, or of $\sqrt n$ if that is larger.
+
+    !!! example
+
+        ```python
+        q = dx.Proposal(dx.flows.ProjectiveLinear(dx.flows.Dense(jnp.eye(10))))
+        estimate = dx.log_likelihood(lambda x: x, lambda z: z, x, q, key=key)
+        estimate[0].status, estimate.bits_per_dimension().mean()
+        ```
     """
 
     point: Any = None

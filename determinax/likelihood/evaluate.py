@@ -38,7 +38,7 @@ _SIGNS, _SIGNS_UP_TO = 16, 1024
 
 
 def log_likelihood(
-    f: Map | Sequence[Map],
+    f: Any,
     g: Map | None,
     x: Float[Array, " n"] | Float[Array, "batch n"],
     proposal: Proposal | BlockProposals,
@@ -80,6 +80,8 @@ def log_likelihood(
     !!! example
 
         ```python
+        g = lambda z: jnp.linalg.solve(jnp.asarray(A), z)  # about the inverse of f
+        proposal = dx.Proposal(dx.flows.conditional_linear(10, key=key))
         estimate = dx.log_likelihood(f, g, x, proposal, key=key)
         estimate.log_likelihood, estimate.lower_bound, estimate.upper_bound
         estimate.refused  # () where every x was solved for

@@ -88,10 +88,9 @@ def free_form_loss(
     !!! example
 
         ```python
-        def loss(models, key):
-            f, g, proposal = models
-            return dx.free_form_loss(f, g, x, proposal, key=key, reconstruction=50.0)
-        (value, parts), gradient = eqx.filter_value_and_grad(loss, has_aux=True)(models, key)
+        g = lambda z: jnp.linalg.solve(jnp.asarray(A), z)  # about the inverse of f
+        proposal = dx.Proposal(dx.flows.conditional_linear(10, key=key))
+        loss, parts = dx.free_form_loss(f, g, x, proposal, key=key, reconstruction=50.0)
         ```
 
     References: Draxler et al. (2023), arXiv:2310.16624, for the encoder's part.

@@ -95,13 +95,19 @@ def fit_model(
     !!! example
 
         ```python
+        import equinox as eqx
+
+        model = eqx.nn.MLP(10, 10, 16, 1, key=key)
+        proposal = dx.Proposal(dx.flows.conditional_linear(10, key=key))
+        sample_x = lambda key, num: jax.random.normal(key, (num, 10))
+
         def loss(models, x, key):
             model, proposal = models
             s = dx.jacobian_surrogate(model, x, proposal, key=key, num_samples=2)
             learn = s.loss - jax.lax.stop_gradient(s.loss)  # moves the proposal alone
             return jnp.mean(0.5 * jnp.sum(jax.vmap(model)(x) ** 2, 1) - s.corrected + learn)
 
-        fit = dx.training.fit_model(loss, (model, proposal), sample_x, key=key, steps=1000)
+        fit = dx.training.fit_model(loss, (model, proposal), sample_x, key=key, steps=20)
         ```
     """
     key = require_key(key, "training")
@@ -154,7 +160,12 @@ def fit_free_form(
     !!! example
 
         ```python
-        fit = dx.fit_free_form(f, g, sample_x, proposal, key=key, steps=3000, held_out=test)
+        import equinox as eqx
+
+        f, g = (eqx.nn.MLP(10, 10, 16, 1, key=k) for k in jax.random.split(key))
+        proposal = dx.Proposal(dx.flows.conditional_linear(10, key=key))
+        sample_x = lambda key, num: jax.random.normal(key, (num, 10))
+        fit = dx.fit_free_form(f, g, sample_x, proposal, key=key, steps=20)
         f, g, proposal = fit.models
         ```
     """
