@@ -10,6 +10,8 @@ from matplotlib.colors import LogNorm
 from determinax.densities import Density, questions
 from determinax.proposals import AbstractProposal
 
+# red, green, blue of the widest and of the smallest region's line
+_OUTER, _INNER = np.array([1.0, 0.33, 0.2]), np.array([1.0, 0.9, 0.8])
 Values = Callable[[np.ndarray], np.ndarray]
 
 
@@ -42,13 +44,14 @@ def logarithmic(
 def outline(
     axes: Any, x: np.ndarray, y: np.ndarray, drawn: np.ndarray, levels: list[float]
 ) -> None:
-    """Draw the lines where a density is at given levels."""
+    """Draw the lines where a density is at given levels: the higher, the lighter."""
     if levels:
+        tints = np.linspace(0, 1, len(levels)) if len(levels) > 1 else [0.0]
         axes.contour(
             x,
             y,
             np.log(np.maximum(drawn, 1e-300)),
             np.log(levels),
-            colors="#ff5533",
+            colors=[(1 - t) * _OUTER + t * _INNER for t in tints],
             linewidths=0.8,
         )

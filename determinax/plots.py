@@ -193,8 +193,9 @@ def save_map(
     path, law = pathlib.Path(path), _law(source)
     if _dimension(None, law) != 3:
         raise ValueError(f"maps are for n = 3, not n = {law.n}")
-    outlined = ", ".join(f"{p:.0%}" for p in regions)
-    caption = f"Lines: smallest regions that hold {outlined} of the mass." if regions else ""
+    outlined = " and ".join(f"{p:.0%}" for p in sorted(regions, reverse=True))
+    caption = f"Lines: smallest regions that hold {outlined} of the mass" if regions else ""
+    caption += " (the smaller, the lighter)." if len(regions) > 1 else "." if regions else ""
     if path.suffix.lower() == ".html":
         text = _turning(law, points, regions, title or "A density", caption)
         write_atomically(path, text.encode())
@@ -228,8 +229,9 @@ def _turning(law, points, regions, title: str, caption: str) -> str:
     buffer = io.BytesIO()
     figure.savefig(buffer, format="png")
     plt.close(figure)
-    top = np.unravel_index(np.argmax(drawn), drawn.shape)
-    centre = float(lon[top]), float(np.clip(lat[top], -1, 1))
+    # first seen is the side with most of the mass; colours end somewhere, so the top of them is no place
+    x, y, z = (_unit(lon, lat) * drawn * np.cos(lat)).sum(axis=(1, 2))
+    centre = float(np.arctan2(y, x)), float(np.clip(np.arctan2(z, np.hypot(x, y)), -1, 1))
     return _globe.page(buffer.getvalue(), title=title, caption=caption, centre=centre)
 
 

@@ -2,7 +2,9 @@
 
 import json
 
+import equinox as eqx
 import jax
+import jax.numpy as jnp
 import matplotlib as mpl
 import matplotlib.pyplot as plt
 import numpy as np
@@ -90,9 +92,49 @@ def test_p_values_are_small_for_a_fit_that_lacks_a_mode_and_not_for_the_truth(po
     assert p.rayleigh > 0.5 > 0.01 > p.energy
 
 
+def opened(angle):
+    """A flow on the circle that turns everything by an angle, and bends it where it has a context."""
+    spline = dx.flows.CircularSpline(4)
+    made = dx.flows.Circle(spline, key=jax.random.key(0), hidden=(8,), context_size=1)
+    return eqx.tree_at(lambda f: f.circle_net.gate, made, jnp.asarray(angle))
+
+
+def test_a_verdict_on_a_conditional_flow_is_by_points_pulled_back():
+    """Points of the flow itself come back as uniform ones; with contexts mixed up, they do not."""
+    q = dx.Proposal(opened(2.0))
+    context = np.linspace(-2, 2, 400)[:, None]
+    rows = np.asarray(q.sample(jax.random.key(1), 400, context))
+    options = {"key": jax.random.key(2)}
+    right = dx.judge(q, rows[::2], rows[1::2], context=context[::2], **options)
+    assert right.status == "ok"
+    assert min(right.uniformity) > 0.01
+    assert right.p_value == right.uniformity.energy
+    wrong = dx.judge(q, rows[::2], rows[1::2], context=context[::-2], **options)
+    assert wrong.status == "overfit"
+    assert min(wrong.uniformity) < 0.01
+    assert "pulled back through the flow" in str(wrong)
+    scores = list(right.scores)
+    assert scores == ["this density", "uniform", "von Mises-Fisher, 1 bump", "kernels"]
+
+
+def test_a_verdict_on_a_law_that_is_too_narrow_and_on_one_that_lacks_a_mode(points):
+    narrow = dx.VonMisesFisher(TRUTH.centres().T, 3 * TRUTH.concentrations())
+    one = dx.VonMisesFisher(TRUTH.centres().T[:1], 1.0)
+    options = {"key": jax.random.key(2)}
+    found = [dx.judge(q, points[:200], points[200:], **options) for q in (TRUTH, narrow, one)]
+    assert [v.status for v in found] == ["ok", "overfit", "underfit"]
+    assert found[0].uniformity is None
+    even = np.asarray(dx.Uniform(3).sample(jax.random.key(3), 400))
+    found = [dx.judge(dx.Uniform(3), p[:200], p[200:], **options) for p in (points, even)]
+    assert [v.status for v in found] == ["underfit", "no structure"]
+
+
 @pytest.mark.parametrize(
     ("call", "sentence"),
     [
+        (lambda p: dx.judge("q", p, p, key=jax.random.key(0)), "on a density, such as fit.prop"),
+        (lambda p: dx.judge(TRUTH, p, p, key=None), "pass key="),
+        (lambda p: dx.judge(TRUTH, p, 2 * p, key=jax.random.key(0)), "row 0 of the points has"),
         (lambda p: dx.density(p[:5], key=jax.random.key(0)), "5 points are too few"),
         (lambda p: dx.density(p, key=jax.random.key(0), validation=0.0), "validation is above 0"),
         (lambda p: dx.density(2 * p, key=jax.random.key(0)), "row 0 of the points has norm 2"),

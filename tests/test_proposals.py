@@ -34,6 +34,15 @@ def flow(n):
     return dx.Proposal(flows.ProjectiveLinear(flows.Dense(jnp.eye(n).at[0, 1].set(1.0))))
 
 
+def cylinder(n):
+    """Layers of splines with their gates open, so that they are far from the identity."""
+    kind = "autoregressive" if n == 3 else "coupling"
+    made = flows.cylinder(n, key=KEY, num_flows=2, circle="spline", num_bins=4, conditioning=kind)
+    params, rest = eqx.partition(made, flows.trainable(made))
+    moved = jax.tree.map(lambda a: a + 0.4 if a.ndim == 1 else a, params)
+    return dx.Proposal(eqx.combine(moved, rest))
+
+
 def conditional():
     return dx.Proposal(flows.conditional_linear(3, key=KEY, context_size=2, hidden=(4,)))
 
@@ -43,10 +52,14 @@ FAMILIES = {
     "bumps": bumps,
     "kernels": kernels,
     "flow": flow,
+    "cylinder": cylinder,
+    "fitted bumps": lambda n: dx.fitted_bumps(bumps(n).sample(KEY, 300), 3, key=KEY, floor=0.3),
+    "ensemble": lambda n: dx.Mixture([flow(n), cylinder(n)]),
     "mixture": lambda n: dx.Mixture([bumps(n), flow(n), dx.Uniform(n)], [0.5, 0.3, 0.2]),
     "defensive": lambda n: DefensiveMixture(flow(n), 0.3),
 }
 CASES = [*((name, 3) for name in FAMILIES), ("bumps", 2), ("bumps", 8), ("uniform", 8)]
+CASES += [("cylinder", 5), ("kernels", 2)]
 
 
 @pytest.mark.parametrize(("name", "n"), CASES)

@@ -122,6 +122,7 @@ def test_a_context_may_have_any_unit(monkeypatch):
 
 def test_the_default_flow_follows_n_and_the_number_of_points():
     assert samples.default_flow(3, 5000, key=KEY).maps[0].interval.num_bins == 32
+    assert samples.default_flow(3, 5000, key=KEY, context_size=1).maps[0].interval.num_bins == 8
     few = samples.default_flow(2, 500, key=KEY, context_size=2)
     assert few.maps[0].circle.num_bins == 8
     assert few.context_size == 2

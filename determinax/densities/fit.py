@@ -8,11 +8,11 @@ import numpy as np
 from jaxtyping import ArrayLike, Bool, Float, PRNGKeyArray
 
 from determinax import sphere
-from determinax._checks import positive_number, require_key, whole_number
+from determinax._checks import positive_number, real_numbers, require_key, whole_number
 from determinax._interrupts import check, heeded
 from determinax._keys import stream
 from determinax.densities.result import Density
-from determinax.densities.verdict import Score, is_better, judge, score
+from determinax.densities.verdict import Score, Verdict, is_better, score, verdict_on
 from determinax.progress import Report, reporting
 from determinax.proposals import (
     AbstractProposal,
@@ -102,7 +102,7 @@ def density(
         proposal = _joined(chosen, weights)
         scores = _scores(parts, chosen, weights)
         _say(report, "judging")
-        verdict = judge(
+        verdict = verdict_on(
             proposal, scores, rows[held], rows[~held], is_structured=is_structured, key=key
         )
         if refit:
@@ -120,6 +120,56 @@ def density(
     )
 
 
+def judge(
+    proposal: AbstractProposal,
+    held_out: Float[ArrayLike, "num n"],
+    train: Float[ArrayLike, "m n"],
+    *,
+    key: PRNGKeyArray,
+    context: Float[ArrayLike, "num c"] | None = None,
+    floor: float = FLOOR,
+) -> Verdict:
+    """The verdict on any density by points that it was not fitted to: what `density` says of its own.
+
+    Their log-likelihood stands beside that of the uniform law, of one von Mises-Fisher law and of the
+    kernels of `density`, which know nothing of a context. Points that come back through a flow have to
+    be uniform, whatever their contexts are: that is tested, too.
+
+    **Arguments:**
+
+    - `held_out`, `train`: unit vectors, one a row: what the density has not seen, and what it was
+        fitted to.
+    - `context`: of the held-out points, for a conditional flow.
+    - `floor`: the least width of a kernel, in radians.
+
+    !!! example
+
+        ```python
+        fit = dx.fit_samples(points, key=key)
+        print(dx.judge(fit.proposal, points[fit.held_out], points[~fit.held_out], key=key))
+        ```
+    """
+    key = require_key(key, "a verdict")
+    if not isinstance(proposal, AbstractProposal):
+        raise TypeError(f"a verdict is on a density, such as fit.proposal, not on {proposal!r:.40}")
+    unseen, seen = sphere.unit_matrix(held_out, "held-out points"), sphere.unit_matrix(train)
+    given = None
+    if context is not None:
+        given = real_numbers(context, "a context is numbers, one row a held-out point")
+        given = given[:, None] if given.ndim == 1 else given
+    log_q = np.asarray(proposal.log_density(unseen, given), float)
+    bump = np.asarray(fitted_bumps(seen, 1, key=key, floor=floor).log_density(unseen), float)
+    table = [np.zeros(len(unseen))]
+    table += [np.asarray(q.log_density(unseen), float) for _, q in _kernels(seen, floor)]
+    stack = _mixed(np.stack(table), fitted_weights(np.stack(table)))
+    scores = {"this density": score(log_q), "uniform": Score(0.0, 0.0)}
+    scores |= {"von Mises-Fisher, 1 bump": score(bump), "kernels": score(stack)}
+    # a density that is worse than the uniform law has found something, too, and wrongly
+    found = any(is_better(other, table[0]) for other in (log_q, bump, stack))
+    found |= is_better(table[0], log_q)
+    return verdict_on(proposal, scores, unseen, seen, is_structured=found, key=key, context=given)
+
+
 def _candidates(rows, held, key, floor, seconds, members, report) -> list[_Part]:
     train, unseen = rows[~held], rows[held]
 
@@ -131,13 +181,17 @@ def _candidates(rows, held, key, floor, seconds, members, report) -> list[_Part]
     parts = [part("uniform", "uniform", Uniform(rows.shape[1]))]
     parts += _bumps(train, key, floor, part)
     _say(report, "kernels")
-    for scale in SCALES:
-        for k in (k for k in NEIGHBOURS if k < len(train)):
-            q = kernels(train, neighbours=k, scale=scale, floor=floor)
-            parts.append(part(f"kernels {k}, {scale}", "kernels", q))
+    parts += [part(name, "kernels", q) for name, q in _kernels(train, floor)]
     for i, q in enumerate(_ensemble(rows, held, key, seconds, members, report)):
         parts.append(part(f"flow {i + 1}", "flows", q))
     return parts
+
+
+def _kernels(train, floor):
+    """Twelve of them by name: the neighbour that counts, and the share of its distance."""
+    for scale in SCALES:
+        for k in (k for k in NEIGHBOURS if k < len(train)):
+            yield f"kernels {k}/{scale}", kernels(train, neighbours=k, scale=scale, floor=floor)
 
 
 def _bumps(train, key, floor, part) -> list[_Part]:
@@ -231,7 +285,7 @@ def _refitted(part: _Part, rows: np.ndarray, key: PRNGKeyArray, floor: float) ->
         num = int(part.name.split()[0])
         return part._replace(proposal=fitted_bumps(rows, num, key=key, floor=floor))
     if part.family == "kernels":
-        k, scale = part.name.removeprefix("kernels ").split(", ")
+        k, scale = part.name.removeprefix("kernels ").split("/")
         q = kernels(rows, neighbours=int(k), scale=float(scale), floor=floor)
         return part._replace(proposal=q)
     return part

@@ -108,18 +108,12 @@ class Density:
 
     def report(self) -> str:
         """The verdict as a text of a few lines."""
-        v = self.verdict
-        lines = [
-            f"density of {self.num_points:,} points on the sphere in R^{self.n}, {self.seconds:.1f} s: "
-            f"{v.status}",
-            f"log-likelihood of {self.num_held_out:,} held-out points, nats over the uniform law:",
-            *(f"  {name:24s} {value}" for name, value in v.scores.items()),
-            "weights: " + ", ".join(f"{name} {share:.1%}" for name, share in self.parts.items()),
-            f"energy test between held-out points and its samples: p = {v.p_value:.3f}",
-            f"held-out points that stand in the training set, too: {v.duplicates:.1%}",
-            *v.reasons,
-        ]
-        return "\n".join(lines)
+        head = (
+            f"density of {self.num_points:,} points on the sphere in R^{self.n} ({self.num_held_out:,} "
+            f"held out), {self.seconds:.1f} s: {self.status}"
+        )
+        shares = ", ".join(f"{name} {share:.1%}" for name, share in self.parts.items())
+        return f"{head}\n{self.verdict}\nweights: {shares}"
 
     def to_dict(self) -> dict[str, Any]:
         """Plain numbers and words, for JSON."""

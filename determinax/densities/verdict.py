@@ -3,13 +3,14 @@
 import math
 from typing import NamedTuple
 
+import jax.numpy as jnp
 import numpy as np
 import scipy  # whose trees load when they are used
 from jaxtyping import Float, PRNGKeyArray
 
 from determinax._keys import stream
-from determinax.densities.tests import goodness_of_fit
-from determinax.proposals import AbstractProposal
+from determinax.densities.tests import Uniformity, goodness_of_fit, uniformity
+from determinax.proposals import AbstractProposal, Proposal
 
 # a richer model has to be better by so many standard errors of the difference
 BETTER = 2.0
@@ -34,8 +35,9 @@ class Verdict(NamedTuple):
     """`status`: "ok", "no structure", "overfit" or "underfit"; and why.
 
     `scores` are held-out log-likelihoods by model, `surplus` is how much likelier the density's own
-    samples are than held-out points, `p_value` that of an energy test between both, `duplicates` the
-    share of held-out points that stand in the training set, too.
+    samples are than held-out points, `p_value` that of an energy test between both (with a context, of
+    `uniformity`), `duplicates` the share of held-out points that stand in the training set, too.
+    `uniformity` is of held-out points pulled back through a flow, None for other densities.
     """
 
     status: str
@@ -44,6 +46,25 @@ class Verdict(NamedTuple):
     surplus: Score
     p_value: float
     duplicates: float
+    uniformity: Uniformity | None = None
+
+    def __str__(self) -> str:
+        """The verdict as a text of a few lines."""
+        width = max(len(name) for name in self.scores)
+        lines = ["log-likelihood of held-out points, nats over the uniform law:"]
+        lines += [f"  {name:{width}s}  {value}" for name, value in self.scores.items()]
+        back = self.uniformity
+        if back is not None:
+            lines.append(
+                "tests whether held-out points, pulled back through the flow, are uniform: p = "
+                f"{back.rayleigh:.3f} (Rayleigh), {back.energy:.3f} (energy)"
+            )
+        if math.isfinite(self.p_value) and (back is None or self.p_value != back.energy):
+            lines.append(
+                f"energy test between held-out points and its samples: p = {self.p_value:.3f}"
+            )
+        lines.append(f"held-out points that stand in the training set, too: {self.duplicates:.1%}")
+        return "\n".join([*lines, *self.reasons])
 
 
 def score(log_q: Float[np.ndarray, " num"]) -> Score:
@@ -65,7 +86,7 @@ def duplicate_share(held_out: Float[np.ndarray, "num n"], rows: Float[np.ndarray
     return float(np.mean(scipy.spatial.KDTree(rows).query(held_out)[0] < _SAME))
 
 
-def judge(
+def verdict_on(
     proposal: AbstractProposal,
     scores: dict[str, Score],
     held_out: Float[np.ndarray, "num n"],
@@ -73,14 +94,20 @@ def judge(
     *,
     is_structured: bool,
     key: PRNGKeyArray,
+    context: Float[np.ndarray, "num c"] | None = None,
 ) -> Verdict:
     """What held-out points say of a density that was fitted to `rows`."""
     duplicates = duplicate_share(held_out, rows)
-    log_q = np.asarray(proposal.log_density(held_out), float)
-    own = np.asarray(proposal.sample_and_log_density(stream(key, "own"), 2000)[1], float)
+    log_q = np.asarray(proposal.log_density(held_out, context), float)
+    num = 2000 if context is None else len(held_out)
+    own = np.asarray(proposal.sample_and_log_density(stream(key, "own"), num, context)[1], float)
     gap = score(own).mean - float(np.mean(log_q))
     surplus = Score(gap, math.hypot(score(own).standard_error, score(log_q).standard_error))
-    p_value = goodness_of_fit(proposal, held_out, key=stream(key, "goodness"))
+    back = _pulled_back(proposal, held_out, context, key)
+    if context is None:
+        p_value = goodness_of_fit(proposal, held_out, key=stream(key, "goodness"))
+    else:
+        p_value = math.nan if back is None else back.energy
     status, reasons = "ok", []
     if not is_structured:
         status = "no structure"
@@ -97,8 +124,8 @@ def judge(
         status = "underfit"
         cure = "the floor" if duplicates > _MANY_DUPLICATES else "too little time for flows"
         reasons.append(
-            f"underfit: held-out points differ from its samples (energy test, p = {p_value:.3f}; "
-            f"likelier by {-surplus.mean:.3f} nats): {cure} may be why"
+            f"underfit: held-out points differ from its samples (energy test, p = {p_value:.3f}; its "
+            f"samples are likelier by {surplus.mean:.3f} nats): {cure} may be why"
         )
     if duplicates > _MANY_DUPLICATES:
         reasons.append(
@@ -107,4 +134,13 @@ def judge(
         )
     if len(held_out) < _FEW:
         reasons.append(f"held-out points are too few to judge by: {len(held_out)}")
-    return Verdict(status, tuple(reasons), scores, surplus, p_value, duplicates)
+    return Verdict(status, tuple(reasons), scores, surplus, p_value, duplicates, back)
+
+
+def _pulled_back(proposal, held_out, context, key) -> Uniformity | None:
+    """Through a flow that fits, points that it has not seen come back as uniform ones."""
+    if not isinstance(proposal, Proposal):
+        return None
+    columns = None if context is None else jnp.asarray(context).T
+    back, _ = proposal.pull(jnp.asarray(held_out).T, columns)
+    return uniformity(np.asarray(back).T, key=stream(key, "uniformity"))

@@ -186,34 +186,35 @@ def _evaluate(b: _Bin, num_bins: int, x: Array) -> tuple[Array, Array, Array]:
 def _evaluate_transposed(
     b: _Bin, num_bins: int, x: Array, cotangents: tuple[Array, Array, Array]
 ) -> tuple[_Bin, Array]:
-    """The gradients that `_evaluate` sends back, by hand: a training step takes 10 % less."""
+    """The gradients that `_evaluate` sends back, by hand.
+
+    What is used twice ends in a division, which XLA's CPU keeps: it would repeat products in every loop.
+    """
     at_shift, at_log, at_ratio = cotangents
     r = _shape(b, num_bins)
     s, d0, d1 = r.slope, r.left, r.right
     xi = (x - r.x) / r.width
-    u, over_w = 1 - xi, 1 / r.width
+    u, bend = 1 - xi, d0 + d1 - 2 * s
     both = xi * u
-    bend = d0 + d1 - 2 * s
-    over_D = 1 / (s + bend * both)
+    D = s + bend * both
     low, high = s * xi + d0 * u, s * u + d1 * xi
-    share = xi * low * over_D
+    share = xi * low / D
     y = r.x + r.lift + r.height * share
     # the ratio: y/x is a function of xi alone in the first bin, (1-y)/(1-x) in the last
     at_first, at_last = jnp.where(r.first, at_ratio, 0), jnp.where(r.last, at_ratio, 0)
     at_y_over_x = at_ratio - at_first
     at_rests = at_ratio - at_last
-    at_y = (
-        at_shift + at_y_over_x / jnp.where(r.first, 1, y) - at_rests / jnp.where(r.last, 1, 1 - y)
-    )
+    at_y = at_y_over_x / jnp.where(r.first, 1, y) - at_rests / jnp.where(r.last, 1, 1 - y)
+    at_y = at_shift + at_y
     at_x = (
         at_rests / jnp.where(r.last, 1, 1 - x) - at_y_over_x / jnp.where(r.first, 1, x) - at_shift
     )
     at_low, at_high = at_first / low, at_last / high
     # log y' = 2 log s + log V - 2 log D
     at_V = at_log / (d1 * xi * xi + 2 * s * both + d0 * u * u)
-    at_D = -(2 * at_log + at_first + at_last) * over_D
+    at_D = -(2 * at_log + at_first + at_last) / D
     # y = y_0 + h share
-    at_share = at_y * r.height * over_D * over_D
+    at_share = at_y * r.height / (D * D)
     slope_x = s * (d1 * xi * xi + 2 * s * both + d0 * u * u)
     at_xi = (
         at_share * slope_x
@@ -221,7 +222,7 @@ def _evaluate_transposed(
         + at_D * bend * (u - xi)
         + at_low * (s - d0)
         + at_high * (d1 - s)
-    ) * over_w
+    ) / r.width
     at_s = (
         at_share * both * (d1 * xi * xi - d0 * u * u)
         + 2 * at_V * both
@@ -229,7 +230,7 @@ def _evaluate_transposed(
         + at_low * xi
         + at_high * u
         + (2 * at_log + at_first + at_last) / s
-    ) * over_w
+    ) / r.width
     at_left = at_share * both * u * high + at_V * u * u + at_D * both + at_low * u
     at_right = at_V * xi * xi + at_D * both + at_high * xi - at_share * both * xi * low
     scale = 1 - _MIN_SIZE
@@ -380,7 +381,7 @@ def _inverse_transposed(closed, residuals, cotangents):
     at_shift, at_slope, at_ratio = cotangents
     k, zero = params.shape[0] // 3, jnp.zeros_like(x)
     _, at_x = _evaluate_transposed(c.bin, k, x, (zero, -at_slope, -at_ratio))
-    at_y = (at_shift + at_x) * jnp.exp(-log_slope)
+    at_y = (at_shift + at_x) / jnp.exp(log_slope)
     grad, _ = _evaluate_transposed(c.bin, k, x, (-at_y, -at_slope, -at_ratio))
     return _spread(grad, c, params, closed), at_y - at_shift
 

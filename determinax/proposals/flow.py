@@ -61,7 +61,13 @@ class Proposal(AbstractProposal):
         context: Columns = None,
     ) -> Float[Array, "*num"]:
         """The log-density at given unit vectors, one a column."""
-        return self.flow.inverse(*self._in_own_dtype(points, context))[1]
+        return self.pull(points, context)[1]
+
+    def pull(
+        self, points: Float[Array, "n *num"], context: Columns = None
+    ) -> tuple[Float[Array, "n *num"], Float[Array, "*num"]]:
+        """Back through the flow: uniform points, if these follow the law, and the log-densities."""
+        return self.flow.inverse(*self._in_own_dtype(points, context))
 
     def _in_own_dtype(self, points: Array, context: Array | None) -> tuple[Array, Array | None]:
         dtype = dtype_of(self.flow)
