@@ -145,8 +145,9 @@ def judge(
     !!! example
 
         ```python
-        fit = dx.fit_samples(points, key=key)
-        print(dx.judge(fit.proposal, points[fit.held_out], points[~fit.held_out], key=key))
+        train, held_out = points[::2], points[1::2]
+        q = dx.fitted_bumps(train, 2, key=key)
+        print(dx.judge(q, held_out, train, key=key))
         ```
     """
     key = require_key(key, "a verdict")
