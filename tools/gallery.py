@@ -287,6 +287,7 @@ def example_report(path: pathlib.Path) -> None:
 def from_rows() -> None:
     """Pictures of runs whose rows are kept."""
     import digits_flow
+    import digits_page
     import peers_page
 
     for preset in ("paper", "best"):
@@ -299,10 +300,10 @@ def from_rows() -> None:
         peers_page.draw(rows, against, RESULTS / f"peers_{against}.png")
     runs = [json.loads(path.read_text()) for path in sorted(RESULTS.glob("digits-*.json"))]
     runs = sorted(runs, key=lambda run: list(digits_flow.WAYS).index(run["name"]))
-    digits_flow.draw(runs, RESULTS / "digits_curves.png")
-    digits_flow.draw_samples(
-        {r["name"]: r["samples"] for r in runs}, RESULTS / "digits_samples.png"
-    )
+    digits_page.draw(runs, RESULTS / "digits_curves.png")
+    digits = {"digits": digits_page.load_digits()[1][:12]}
+    samples = digits | {r["name"]: r["samples"] for r in runs}
+    digits_page.draw_samples(samples, RESULTS / "digits_samples.png")
 
 
 def main() -> None:
