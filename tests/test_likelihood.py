@@ -68,6 +68,8 @@ def test_a_linear_pair_with_the_best_proposal_is_exact():
     np.testing.assert_allclose(estimate.upper_bound, expected, atol=1e-9)
     np.testing.assert_allclose(jax.vmap(g)(estimate.point), x, atol=1e-9)
     assert np.all(np.asarray(estimate.code) <= 1)
+    assert "surely above" in str(estimate[0])
+    assert str(estimate[0]).startswith("log-likelihood = ")
     bits = -(expected + 1.0) / (N * np.log(2))
     np.testing.assert_allclose(estimate.bits_per_dimension(added=1.0), bits, atol=1e-9)
 

@@ -76,6 +76,7 @@ def log_likelihood(
     If g folds, so that several z give one x, the lower bound holds, and the upper one is of this z alone:
     the sign of $\det J_f$ is looked at for up to 16 points, for n products each, and `reasons` say where
     it differs. `num_matvecs` are the products of the lower bound; solves take as many as they need.
+    Memory is about 8 times points x `num_samples` x n numbers: pass fewer points at a time for less.
 
     !!! example
 
@@ -164,9 +165,12 @@ def _lower(f, g, x, z, proposal: Proposal, context, key, num: int) -> Bound:
 def _sure(estimate: Estimate, num: int) -> Bound:
     """The bound in expectation from batches of draws, and so much above it that 99.5 % are bounds."""
     bound: Any = estimate.bounds.importance
-    freedom = max(1, num // tail_and_batch(num)[1] - 1)
-    margin = float(scipy.special.stdtrit(freedom, 0.995))
-    return Bound(bound.value + margin * bound.error, bound.error)
+    return Bound(bound.value + _margin(num // tail_and_batch(num)[1]) * bound.error, bound.error)
+
+
+def _margin(num: int) -> float:
+    """Standard errors of a mean of so many that 99.5 % are within, to one side."""
+    return float(scipy.special.stdtrit(max(1, num - 1), 0.995))
 
 
 def _estimate(log_w: Float[Array, " num"], proposal: Proposal, x: Array) -> Estimate:
@@ -198,15 +202,16 @@ def _one_sided(f, rows, proposal, keys, prior, num: int) -> LikelihoodEstimate:
         z = _through(f, x)
         known = prior(z)
         variance = 2 * s.correction
+        doubt = jnp.sqrt(variance / num)
         # of a mean less half a variance, of normal log-weights
-        error = jnp.sqrt(variance / num + variance**2 / (2 * (num - 1)))
+        error = jnp.hypot(doubt, variance / math.sqrt(2 * (num - 1)))
         value = known + s.corrected
         return LikelihoodEstimate(
             log_abs_det=value,
             standard_error=error,
             diagnostics=OneSided(s.spread, s.correction),
             cost=Products(jnp.asarray(s.num_matvecs)),
-            bounds=Bounds(upper=Bound(known + s.loss, jnp.sqrt(variance / num))),
+            bounds=Bounds(upper=Bound(known + s.loss + _margin(num) * doubt, doubt)),
             method=f"encoder, {num} samples, corrected",
             num_dense=x.size,
             quantity="log-likelihood",
