@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, PRNGKeyArray
 
-from determinax import flows
+from determinax import _linalg, flows
 from determinax._checks import require_key
 from determinax._keys import stream
 from determinax.operators import OperatorError
@@ -99,7 +99,7 @@ def _inverse(mean: Float[Array, "n n"], number: int) -> flows.Dense:
         raise OperatorError(
             f"the Jacobian of block {number} is not finite: look at what sample_x gives it"
         )
-    inverse = jnp.linalg.inv(mean)
+    inverse = _linalg.solve(mean, jnp.eye(len(mean), dtype=mean.dtype))
     # signs that cancel in the mean are no place to start from
     usable = bool(np.isfinite(inverse).all())
     return flows.Dense(inverse if usable else jnp.eye(len(mean), dtype=mean.dtype))

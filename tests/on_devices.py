@@ -41,17 +41,20 @@ def _points(key, num):
     return 0.1 * jax.random.normal(key, (num, len(A)))
 
 
-_FIT = {"key": jax.random.key(1), "steps": 3, "batch_size": 32}
+def _fit():  # no key while this is imported: processes have to find each other before JAX starts
+    return {"key": jax.random.key(1), "steps": 3, "batch_size": 32}
+
+
 FITS = {
     **{
         f"fit, {kind}": lambda mesh, kind=kind: dx.fit(
-            A, proposal().flow, gradient=kind, mesh=mesh, **_FIT
+            A, proposal().flow, gradient=kind, mesh=mesh, **_fit()
         )
         for kind in ("path", "total", "forward")
     },
-    "fit_density": lambda mesh: dx.fit_density(_tilted, proposal().flow, mesh=mesh, **_FIT),
+    "fit_density": lambda mesh: dx.fit_density(_tilted, proposal().flow, mesh=mesh, **_fit()),
     "fit_jacobian": lambda mesh: dx.fit_jacobian(
-        _tanh, _points, proposal().flow, mesh=mesh, num_directions=2, **_FIT
+        _tanh, _points, proposal().flow, mesh=mesh, num_directions=2, **_fit()
     ),
 }
 

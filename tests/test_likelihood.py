@@ -8,6 +8,7 @@ import pytest
 
 import determinax as dx
 from determinax.likelihood import standard_normal
+from determinax.likelihood.evaluate import _sign
 
 N = 6
 
@@ -188,11 +189,11 @@ def test_the_correction_of_the_encoder_alone_takes_the_bias_off():
     assert abs(off.mean()) < 0.25 * above.mean()
 
 
-def free_form(seed=0):
-    k1, k2 = jax.random.split(jax.random.key(seed))
-    f = eqx.nn.MLP(N, N, 12, 1, activation=jnp.tanh, key=k1)
-    g = eqx.nn.MLP(N, N, 12, 1, activation=jnp.tanh, key=k2)
-    return (lambda x: x + 0.3 * f(x)), (lambda z: z + 0.3 * g(z))
+def test_the_sign_of_a_determinant_is_numpys():
+    rng = np.random.default_rng(0)
+    for _ in range(20):
+        a = rng.normal(size=(5, 5))
+        assert _sign(jnp.asarray(a)) == np.linalg.slogdet(a)[0]
 
 
 def mean_gradient(of, num):
@@ -288,6 +289,7 @@ def test_conditional_proposals_get_the_gradient_of_the_bound():
     assert error < 0.2
 
 
+@pytest.mark.slow
 def test_models_learn_together_in_the_one_loop(tmp_path):
     """A correlated normal law: the bound falls, the best is kept, and a resumed run has the same bits."""
     a = linear_pair()[3]
@@ -298,17 +300,17 @@ def test_models_learn_together_in_the_one_loop(tmp_path):
     options = {"key": jax.random.key(0), "reconstruction": 20.0, "batch_size": 64}
     options["held_out"] = sample_x(jax.random.key(7), 50)
     path = tmp_path / "run.ck"
-    dx.fit_free_form(f, g, sample_x, proposal, steps=400, checkpoint=path, **options)
-    fit = dx.fit_free_form(f, g, sample_x, proposal, steps=400, **options)
+    dx.fit_free_form(f, g, sample_x, proposal, steps=200, checkpoint=path, **options)
+    fit = dx.fit_free_form(f, g, sample_x, proposal, steps=200, **options)
     again = dx.fit_free_form(
-        f, g, sample_x, proposal, steps=400, checkpoint=path, resume=True, **options
+        f, g, sample_x, proposal, steps=200, checkpoint=path, resume=True, **options
     )
     for one, other in zip(*map(jax.tree.leaves, (fit.models, again.models)), strict=True):
         np.testing.assert_array_equal(one, other)
     seen = fit.history["held_out"][np.isfinite(fit.history["held_out"])]
-    assert seen[-1] > seen[0] + 1
+    assert seen[-1] > seen[0] + 0.5
     assert "held out" in repr(fit)
-    assert fit.num_matvecs == 400 * 64 * 4
+    assert fit.num_matvecs == 200 * 64 * 4
 
 
 def test_blocks_of_one_shape_are_one_scan_and_equal_blocks_one_by_one():

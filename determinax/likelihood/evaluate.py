@@ -15,7 +15,7 @@ from jaxtyping import Array, Bool, Float, PRNGKeyArray
 from determinax import sphere
 from determinax._checks import positive_number, require_key, whole_number
 from determinax._keys import stream
-from determinax._linalg import log_norm
+from determinax._linalg import log_norm, lu_factor
 from determinax._states import sums_of, tail_and_batch
 from determinax.estimate import Bound, Bounds, Estimate
 from determinax.flows import Transpose
@@ -191,8 +191,15 @@ def _is_folded(f: Map, rows: Float[Array, "batch n"]) -> Bool[Array, ""]:
     if rows.shape[1] > _SIGNS_UP_TO:
         return jnp.zeros((), bool)
     some = rows[:: max(1, len(rows) // _SIGNS)][:_SIGNS]
-    signs = jax.lax.map(lambda x: jnp.linalg.slogdet(jax.jacfwd(f)(x))[0], some)
+    signs = jax.lax.map(lambda x: _sign(jax.jacfwd(f)(x)), some)
     return (signs > 0).any() & (signs < 0).any()
+
+
+def _sign(matrix: Float[Array, "n n"]) -> Float[Array, ""]:
+    """Of the determinant, by its LU factors and the rows that they exchanged."""
+    factors = lu_factor(matrix)
+    exchanged = jnp.sum(factors.pivots != jnp.arange(len(matrix)))
+    return jnp.prod(jnp.sign(jnp.diagonal(factors.lu))) * (1 - 2 * (exchanged % 2))
 
 
 @eqx.filter_jit
