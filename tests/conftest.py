@@ -24,6 +24,36 @@ if threading.current_thread() is threading.main_thread():
 _MAPS = pathlib.Path("/proc/self/maps")
 
 
+# measured: what takes long and is held by something shorter as well; `make test-slow` runs it
+_LONG = (
+    "test_experiments.py",
+    "test_readme.py::test_the_page_runs_and_prints_what_it_says[docs/free_form.md]",
+    "test_readme.py::test_the_page_runs_and_prints_what_it_says[docs/flows.md]",
+    "test_readme.py::test_the_page_runs_and_prints_what_it_says[docs/start/sphere.md]",
+    "test_docstrings.py::test_the_example_runs[determinax.training",
+    "test_docstrings.py::test_the_example_runs[determinax.densities",
+    "test_docstrings.py::test_the_example_runs[determinax.plots",
+    "test_docstrings.py::test_the_example_runs[determinax.likelihood",
+    "test_docstrings.py::test_the_example_runs[determinax.blocks",
+    "test_walk.py::test_a_fit_that_was_interrupted_goes_on_to_the_same_bits",
+    "test_cli.py::test_a_flow_is_trained_and_leaves_no_checkpoint",
+    "test_likelihood.py::test_blocks_of_one_shape_are_one_scan",
+    "test_deflated.py::test_it_can_be_differentiated",
+    "test_densities.py::test_a_stack_is_taken_where_bumps_fall_short",
+    "test_densities.py::test_a_verdict_on_a_law_that_is_too_narrow",
+    "test_paper.py::test_monte_carlo_errs_on_the_convolution",
+    "test_proposals.py::test_samples_and_points_chosen_by_the_density_pass_an_energy_test[cyl",
+    "test_transforms.py::test_gradients_through_a_convolution_kernel",
+)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items):
+    for item in items:
+        if any(long in item.nodeid for long in _LONG):
+            item.add_marker(pytest.mark.slow)
+
+
 @pytest.fixture(autouse=True, scope="module")
 def _bounded_memory_maps():
     """Compiled functions hold memory, and maps, of which a Linux process may have 65,530."""
