@@ -1,6 +1,5 @@
 """Matrices with known determinants, and ways to hand a matrix in: tests cross the two."""
 
-import equinox as eqx
 import jax.numpy as jnp
 import lineax as lx
 import numpy as np
@@ -97,8 +96,4 @@ def rest_slow(cases, quick):
 
 def triangular(matrix):
     """The projective linear flow with this lower triangular M, of positive diagonal."""
-    return eqx.tree_at(
-        lambda f: (f.factor.log_diagonal, f.factor.below),
-        dx.flows.projective_linear(len(matrix)),
-        (jnp.log(jnp.diagonal(matrix)), jnp.tril(matrix, -1)),
-    )
+    return dx.flows.ProjectiveLinear(dx.flows.Triangular.of(jnp.asarray(matrix)))

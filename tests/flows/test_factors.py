@@ -98,3 +98,13 @@ def test_a_masked_convolution_is_triangular_in_the_order_of_pixels():
     kernel[1, 1] = 1.0
     layer = determinax.operators.convolution(jnp.asarray(kernel), (5, 6))
     np.testing.assert_allclose(_dense_matrix(shared, 30), layer.as_matrix(), atol=1e-12)
+
+
+@pytest.mark.parametrize("n", [2, 3, 6, 7])
+def test_a_triangular_matrix_comes_back_from_its_packed_rows(n):
+    matrix = np.tril(np.random.default_rng(n).normal(size=(n, n)), -1) + np.diag(
+        np.arange(1, n + 1)
+    )
+    factor = flows.Triangular.of(jnp.asarray(matrix))
+    assert factor.below.size <= n * n // 2
+    np.testing.assert_allclose(factor.matrix(), matrix, rtol=1e-6)

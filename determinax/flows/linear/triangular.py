@@ -17,7 +17,8 @@ class Triangular(AbstractFactor):
     """
 
     log_diagonal: Float[Array, " n"]
-    below: Float[Array, "n n"]  # only what is strictly below the diagonal counts
+    # strictly below the diagonal, two rows of the matrix in one: a network that gives M has half to give
+    below: Float[Array, "rows columns"]
     n: int = eqx.field(static=True)
 
     def __init__(self, n: int, *, dtype: DTypeLike = float):
@@ -28,17 +29,36 @@ class Triangular(AbstractFactor):
             "take Diagonal(n) or DiagonalLowRank(n, rank)",
         )
         self.log_diagonal = jnp.zeros(n, dtype)
-        self.below = jnp.zeros((n, n), dtype)
+        self.below = jnp.zeros(((n + 1) // 2, n - 1), dtype)
         self.n = n
+
+    @classmethod
+    def of(cls, matrix: Float[Array, "n n"]) -> "Triangular":
+        """With the lower triangle of this matrix, whose diagonal is positive."""
+        n = len(matrix)
+        strict = jnp.tril(matrix, -1)[:, :-1]
+        rows = (n + 1) // 2
+        below = jnp.flip(strict, 0)[:rows] + jnp.flip(strict, 1)[:rows]
+        return eqx.tree_at(
+            lambda t: (t.log_diagonal, t.below),
+            cls(n, dtype=strict.dtype),
+            (jnp.log(jnp.diagonal(matrix)), below),
+        )
 
     def matrix(self) -> Float[Array, "n n"]:
         r"""$M$ itself."""
-        return jnp.tril(self.below, -1) + jnp.diag(jnp.exp(self.log_diagonal))
+        return self._strict() + jnp.diag(jnp.exp(self.log_diagonal))
+
+    def _strict(self) -> Float[Array, "n n"]:
+        """Row i of `below` ends, from its end, with row i of the matrix and begins with row n - 1 - i."""
+        last = jnp.flip(self.below, 0)[self.n % 2 :]
+        both = jnp.concatenate([jnp.flip(self.below, 1), last])
+        return jnp.tril(jnp.pad(both, ((0, 0), (0, 1))), -1)
 
     def multiply(self, z: Float[Array, "n *num"]) -> Float[Array, "n *num"]:
         """See `AbstractFactor`."""
         scale = as_column(jnp.exp(self.log_diagonal), z)
-        return scale * z + product(jnp.tril(self.below, -1), z)
+        return scale * z + product(self._strict(), z)
 
     def solve(self, s: Float[Array, "n *num"]) -> Float[Array, "n *num"]:
         """See `AbstractFactor`."""
