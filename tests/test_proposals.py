@@ -9,7 +9,8 @@ import scipy.special
 
 import determinax as dx
 from determinax import flows, sphere, storage
-from determinax.proposals import DefensiveMixture, _bessel
+from determinax.proposals import DefensiveMixture, _bessel, cast
+from determinax.proposals.bumps import _depth
 from determinax.proposals.mixture import fitted_weights
 
 KEY = jax.random.key(0)
@@ -126,6 +127,20 @@ def test_a_bump_has_its_closed_form():
     # the squared chord over h^2 of a plane normal law is exponential with mean 2
     square = np.sum((np.asarray(x, float) - [0.6, 0.0, 0.8]) ** 2, axis=1) / h**2
     assert abs(square.mean() - 2) < 4 * 2 / np.sqrt(4000)
+
+
+def test_no_depth_is_beyond_the_antipode():
+    """In float32 rounding led there once in 100,000: the square root of what is left was NaN."""
+    kappa = jnp.linspace(0.5, 1.5, 2_000_000, dtype=jnp.float32)
+    depth = np.asarray(_depth(KEY, 2, kappa))
+    assert depth.min() >= 0
+    assert depth.max() == 2
+
+
+def test_a_point_drawn_at_the_centre_of_a_bump_is_no_nan():
+    bump = cast(dx.VonMisesFisher([[0.0, 1.0]], 3.0), jnp.float32)
+    start = jnp.zeros((2, 5), jnp.float32).at[1].set(1)
+    assert np.isfinite(bump.push(start, KEY)[0]).all()
 
 
 @pytest.mark.parametrize("v", [0.0, 0.5, 3.0, 31.0, 499.0])

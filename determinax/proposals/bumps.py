@@ -116,7 +116,9 @@ class VonMisesFisher(AbstractProposal):
         centre, kappa = self.centres()[:, which], self.concentrations()[which]
         depth = _depth(stream(key, "height"), self.n, kappa)
         aside = z - jnp.sum(z * centre, 0) * centre
-        aside = aside / jnp.linalg.norm(aside, axis=0)
+        # where z is the centre itself, which float32 may draw, there is no side to go to
+        length = jnp.linalg.norm(aside, axis=0)
+        aside = aside / jnp.maximum(length, jnp.finfo(length.dtype).tiny)
         points = (1 - depth) * centre + jnp.sqrt(depth * (2 - depth)) * aside
         points = (points / jnp.linalg.norm(points, axis=0)).astype(z.dtype)
         return points, self.log_density_columns(points)
@@ -207,7 +209,9 @@ def _depth(key: PRNGKeyArray, n: int, kappa: Array) -> Array:
         x = jax.random.normal(first, (n, *kappa.shape), kappa.dtype)
         # a height of the uniform law, moved to [0, 1], has the beta law of m/2 and m/2
         z = (1 + x[0] / jnp.linalg.norm(x, axis=0)) / 2
-        depth = 2 * b * z / (1 - (1 - b) * z)
+        # rounding may lead a hair above 2, which is the antipode
+        # rounded, it may lie a hair above 2, that is beyond the antipode
+        depth = jnp.clip(2 * b * z / (1 - (1 - b) * z), 0, 2)
         log_ratio = kappa * (far - depth) + m * jnp.log((far + x0 * depth) * (1 + b) ** 2 / (4 * b))
         u = jax.random.uniform(second, kappa.shape, kappa.dtype)
         return depth, jnp.log(u) <= log_ratio
