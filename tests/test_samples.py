@@ -53,6 +53,25 @@ def test_it_stops_where_the_held_out_likelihood_stops_rising(monkeypatch, fit):
     assert found.log_likelihood == pytest.approx(np.nanmax(found.history["held_out"]), abs=1e-4)
 
 
+def test_an_ensemble_is_one_call_and_one_density():
+    """Members with different keys and the same held-out points, mixed in equal shares."""
+    context = np.linspace(-1, 1, 600)
+    options = {"key": KEY, "context": context, "steps": 200, "progress": False}
+    found = dx.fit_samples(POINTS, small(1), members=3, learning_rate=0.03, **options)
+    out = found.held_out
+    assert isinstance(found.proposal, dx.Mixture)
+    assert len(found.members) == len(found.proposal.proposals) == 3
+    assert all((fit.held_out == out).all() for fit in found.members)
+    assert len({fit.log_likelihood for fit in found.members}) == 3
+    own = found.proposal.log_density(POINTS[out], context[out, None])
+    assert found.log_likelihood == pytest.approx(float(np.mean(own)), abs=1e-4)
+    # the mean of densities is above the mean of their logarithms
+    assert found.log_likelihood > np.mean([fit.log_likelihood for fit in found.members])
+    assert repr(found).startswith("SampleFit(3 flows, 600 steps in")
+    with pytest.raises(ValueError, match="a checkpoint is of one run"):
+        dx.fit_samples(POINTS, small(1), members=2, checkpoint="a", **options)
+
+
 def test_weights_count_as_copies_do():
     """Half of the points with weight 0: the law of the others."""
     north = POINTS[:300]
@@ -129,7 +148,7 @@ def test_the_default_flow_follows_n_and_the_number_of_points():
 
 
 def test_jitter_is_a_share_of_the_distance_to_the_nearest():
-    data = samples._data(POINTS, None, None, np.zeros(600, bool), 0.5, small())
+    data = samples._data(POINTS, None, None, np.zeros(600, bool), 0.5, jnp.float32)
     from scipy.spatial import KDTree
 
     nearest = KDTree(POINTS).query(POINTS, 2)[0][:, 1]
@@ -152,6 +171,7 @@ def test_jitter_is_a_share_of_the_distance_to_the_nearest():
         ({"points": POINTS, "flow": small(1), "context": ["a"] * 600}, "a context is numbers"),
         ({"points": POINTS, "flow": dx.Proposal(small())}, "not a Proposal"),
         ({"points": POINTS, "jitter": "a"}, "jitter, a share of the neighbour distance,"),
+        ({"points": POINTS, "members": 0}, "members must be a whole number"),
         ({"points": POINTS, "max_seconds": -1}, "max_seconds is a number above 0, not -1"),
         ({"points": POINTS, "learning_rate": -1.0}, "learning_rate is a number above 0"),
         ({"points": POINTS, "learning_rate": np.nan}, "learning_rate is a number above 0"),

@@ -17,7 +17,7 @@ from determinax._keys import stream
 from determinax.flows import AbstractSphereMap
 from determinax.proposals import Mixture, Proposal, Uniform, kernels
 from determinax.proposals.bumps import neighbour_distances
-from determinax.training._base import Fit, History
+from determinax.training._base import History
 from determinax.training._likelihood import Data, LikelihoodFitter
 from determinax.training._loop import run
 from determinax.training._optimisers import clipped
@@ -36,7 +36,8 @@ class SampleFit:
 
     **Fields:**
 
-    - `proposal`: the density, by the averaged weights that were best on the held-out points.
+    - `proposal`: the density, by the averaged weights that were best on the held-out points; a `Mixture`
+        of several where `members` were asked for.
     - `log_likelihood`, `standard_error`: mean log-density of the held-out points, in nats relative to
         the uniform law, and its error; of the training points where none were held out.
     - `train_log_likelihood`: the same of the points it was fitted to: much more is overfitting.
@@ -45,9 +46,10 @@ class SampleFit:
         `held_out` and `standard_error` (every hundredth step, NaN between), `finite`.
     - `num_skipped`: steps that were not finite and were undone; `restarts`: how often it began anew.
     - `seconds`: how long it took.
+    - `members`: the fits of an ensemble, one by one; `history` is then the first one's.
     """
 
-    proposal: Proposal
+    proposal: Proposal | Mixture
     log_likelihood: float
     standard_error: float
     train_log_likelihood: float
@@ -56,9 +58,12 @@ class SampleFit:
     num_skipped: int
     seconds: float
     restarts: int = 0
+    members: "tuple[SampleFit, ...]" = ()
 
     def __repr__(self) -> str:
-        steps = f"{len(self.history['loss']):,} steps in {self.seconds:.1f} s"
+        num = sum(len(fit.history["loss"]) for fit in self.members or (self,))
+        steps = f"{num:,} steps in {self.seconds:.1f} s"
+        steps = f"{len(self.members)} flows, {steps}" if self.members else steps
         where = f"{int(self.held_out.sum()):,} held-out" if self.held_out.any() else "training"
         text = (
             f"SampleFit({steps}, log-likelihood of {where} points {self.log_likelihood:.4f} +- "
@@ -83,6 +88,7 @@ def fit_samples(
     learning_rate: float | optax.Schedule | None = None,
     jitter: float = 0.0,
     max_seconds: float | None = None,
+    members: int = 1,
     **options: Any,
 ) -> SampleFit:
     r"""Fit a flow to data on the sphere, one unit vector a row, by maximum likelihood.
@@ -94,8 +100,7 @@ def fit_samples(
     - `validation`: the share of points that are held out, or which (True: held out). They decide which
         weights are kept and when to stop. 0: none are, and `steps` has to be said.
     - `context`: numbers that the law depends on, one row a point: a conditional density
-        $q(s \mid x)$; evaluate by `proposal.log_density(points, context)`. Fits with different keys are
-        an ensemble, `Mixture([fit.proposal for fit in fits])`, which is nearer to the truth.
+        $q(s \mid x)$; evaluate by `proposal.log_density(points, context)`.
     - `weights`: of the points, such as counts; equal by default.
     - `steps`: None goes on until the held-out likelihood has stopped rising (at most 6,000; 12,000
         from 8,000 points on).
@@ -103,6 +108,8 @@ def fit_samples(
         `optimiser` (an `optax.GradientTransformation` instead).
     - `jitter`: noise on the points, as a share of the distance to the nearest other: smoother.
     - `max_seconds`: where to stop in any case.
+    - `members`: how many flows to fit with different keys; their mixture is nearer to the truth than any
+        of them, and takes as many times as long.
     - `checkpoint`, `checkpoint_every`, `resume`, `progress`: see `determinax.training.train`.
 
     What is kept is an average of the weights over the last steps, where it was best. A run that ends
@@ -120,12 +127,16 @@ def fit_samples(
     require_places(rows)
     key = require_key(key, "fitting data")
     held_out = held_out_rows(validation, len(rows), key)
+    if whole_number(members, "members") > 1:
+        settings = {"context": context, "weights": weights, "steps": steps, "jitter": jitter}
+        settings |= {"batch_size": batch_size, "learning_rate": learning_rate} | options
+        return _ensemble(rows, flow, key, held_out, int(members), max_seconds, settings)
     if steps is None and not held_out.any():
         raise ValueError("without held-out points nothing says when to stop: pass steps=")
     contexts = _contexts(context, len(rows), flow)
     if flow is None:
         flow = _suited(rows, contexts, key)
-    data = _data(rows, contexts, weights, held_out, jitter, flow)
+    data = _data(rows, contexts, weights, held_out, jitter, flows.base.dtype_of(flow))
     batch_size = whole_number(batch_size, "batch_size", least=2)
     num_steps = horizon(len(rows)) if steps is None else whole_number(steps, "steps")
     is_structured = _lazily(rows, held_out)
@@ -143,12 +154,46 @@ def fit_samples(
         )
         own = key if attempt == 0 else stream(key, "again", attempt)
         done = run(fitter, key=own, steps=num_steps, **options)
-        fit = _judged(done, data, held_out, attempt)
+        fit = dataclasses.replace(
+            _judged(done.proposal, done.history, data, held_out),
+            num_skipped=done.num_skipped,
+            seconds=done.seconds,
+            restarts=attempt,
+        )
         # a checkpoint is of one run
         is_last = attempt == _RESTARTS or "checkpoint" in options
         if is_last or fit.log_likelihood > _NOTHING or not is_structured():
             return fit
         attempt += 1
+
+
+def _ensemble(rows, flow, key, held_out, num, max_seconds, settings) -> SampleFit:
+    """Fits with different keys and the same held-out points, in equal parts of the time."""
+    if "checkpoint" in settings:
+        raise ValueError("a checkpoint is of one run: leave it out, or fit the members one by one")
+    end = _deadline(max_seconds, settings)
+    fits = []
+    for i in range(num):
+        left = (end - time.perf_counter()) / (num - i)
+        settings["max_seconds"] = max(left, 1e-3) if np.isfinite(left) else None
+        own = stream(key, "member", i)
+        fits.append(fit_samples(rows, flow, key=own, validation=held_out, **settings))
+    return _together(fits, rows, settings["context"], settings["weights"])
+
+
+def _together(fits: list[SampleFit], rows: np.ndarray, context: Any, weights: Any) -> SampleFit:
+    """The ensemble in equal shares, scored like a fit."""
+    proposal, held_out = Mixture([fit.proposal for fit in fits]), fits[0].held_out
+    contexts = _contexts(context, len(rows), None)
+    data = _data(rows, contexts, weights, held_out, 0.0, flows.base.dtype_of(proposal))
+    one = _judged(proposal, fits[0].history, data, held_out)
+    return dataclasses.replace(
+        one,
+        num_skipped=sum(fit.num_skipped for fit in fits),
+        seconds=sum(fit.seconds for fit in fits),
+        restarts=sum(fit.restarts for fit in fits),
+        members=tuple(fits),
+    )
 
 
 def _suited(rows: np.ndarray, contexts: np.ndarray | None, key: PRNGKeyArray) -> AbstractSphereMap:
@@ -256,7 +301,7 @@ def _contexts(
     return array
 
 
-def _data(rows, contexts, weights, held_out, jitter, flow) -> Data:
+def _data(rows, contexts, weights, held_out, jitter, dtype) -> Data:
     jitter = positive_number(jitter, "jitter, a share of the neighbour distance,", or_zero=True)
     shares = np.ones(len(rows))
     if weights is not None:
@@ -269,7 +314,6 @@ def _data(rows, contexts, weights, held_out, jitter, flow) -> Data:
                 f"the weights of the {name} points are all 0: at least one must be above"
             )
     noise = jitter * neighbour_distances(rows, 1) if jitter else np.zeros(len(rows))
-    dtype = flows.base.dtype_of(flow)
 
     def part(array, chosen) -> Any:
         return None if array is None else jnp.asarray(array[chosen].T, dtype)
@@ -300,8 +344,7 @@ def _lazily(rows: np.ndarray, held_out: np.ndarray) -> Any:
     return is_structured
 
 
-def _judged(done: Fit, data: Data, held_out: np.ndarray, attempt: int) -> SampleFit:
-    proposal = done.proposal
+def _judged(proposal: Any, history: History, data: Data, held_out: np.ndarray) -> SampleFit:
     own = data.mean(proposal, "train")
     seen = data.mean(proposal, "held_out") if held_out.any() else own
     return SampleFit(
@@ -310,8 +353,7 @@ def _judged(done: Fit, data: Data, held_out: np.ndarray, attempt: int) -> Sample
         standard_error=float(seen[1]),
         train_log_likelihood=float(own[0]),
         held_out=held_out,
-        history=done.history,
-        num_skipped=done.num_skipped,
-        seconds=done.seconds,
-        restarts=attempt,
+        history=history,
+        num_skipped=0,
+        seconds=0.0,
     )
