@@ -4,15 +4,10 @@ A checkpoint holds arrays only, in safetensors, and the fingerprint of the run t
 operator, method, flow, key, optimiser or schedule is refused, never resumed from by mistake.
 """
 
-import dataclasses
-import functools
-import hashlib
 import os
 import pathlib
 import time
-import types
 import warnings
-from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import jax
@@ -20,6 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 import safetensors.numpy
 
+from determinax._digest import fingerprint
 from determinax._interrupts import writing
 from determinax.storage import StorageError, read_tensors, write_atomically
 
@@ -70,66 +66,6 @@ class Keeper:
         waited = time.perf_counter() - self._saved_at
         if is_last or done - self._saved >= self._every or waited > self.seconds:
             self.write(done, state, history)
-
-
-def fingerprint(*values: Any) -> str:
-    """A digest of everything that makes a run: arrays, settings, classes, and code as far as it shows."""
-    digest = hashlib.sha256()
-    for value in values:
-        _feed(digest, value)
-    return digest.hexdigest()
-
-
-def _feed(digest: Any, value: Any) -> None:
-    """Add a value to the digest, by what it is rather than by how some library prints it."""
-    # optax' cosine schedule turns its number of steps into a float when it is first used
-    if isinstance(value, float) and value.is_integer():
-        value = int(value)
-    digest.update(type(value).__qualname__.encode() + b"(")
-    if isinstance(value, jax.Array) and jnp.issubdtype(value.dtype, jax.dtypes.prng_key):
-        _feed(digest, np.asarray(jax.random.key_data(value)))
-    elif isinstance(value, np.ndarray | np.generic | jax.Array):
-        array = np.asarray(value)
-        digest.update(f"{array.shape} {array.dtype}".encode() + array.tobytes())
-    elif value is None or isinstance(value, bool | int | float | complex | str | bytes):
-        digest.update(repr(value).encode())
-    elif isinstance(value, Mapping):
-        for name in sorted(value, key=str):
-            _feed(digest, (str(name), value[name]))
-    elif isinstance(value, list | tuple | set | frozenset):
-        for item in sorted(value, key=str) if isinstance(value, set | frozenset) else value:
-            _feed(digest, item)
-    elif isinstance(value, functools.partial):
-        _feed(digest, (value.func, value.args, value.keywords))
-    elif isinstance(value, types.MethodType):
-        _feed(digest, (value.__self__, value.__func__))
-    elif isinstance(value, types.FunctionType):
-        _feed_function(digest, value)
-    elif hasattr(value, "jaxpr"):
-        digest.update(str(value.jaxpr).encode())
-    elif hasattr(value, "__wrapped__"):
-        _feed(digest, value.__wrapped__)
-    elif dataclasses.is_dataclass(value):
-        for field in dataclasses.fields(value):
-            _feed(digest, (field.name, getattr(value, field.name, None)))
-    elif isinstance(value, type | np.dtype):
-        digest.update(str(value).encode())
-    # of anything else the type has to do: what it computes is compared when a run resumes
-    digest.update(b")")
-
-
-def _feed_function(digest: Any, function: types.FunctionType) -> None:
-    cells = [cell.cell_contents for cell in function.__closure__ or () if _is_filled(cell)]
-    code = function.__code__
-    plain = [c for c in code.co_consts if not isinstance(c, types.CodeType)]
-    _feed(digest, (function.__qualname__, code.co_code, plain, function.__defaults__, cells))
-
-
-def _is_filled(cell: Any) -> bool:
-    try:
-        return cell.cell_contents is not None
-    except ValueError:  # of a variable that was never set
-        return False
 
 
 def write(

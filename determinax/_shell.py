@@ -21,6 +21,7 @@ from jaxtyping import PRNGKeyArray
 from determinax import _checkpoint, _devices, _engine
 from determinax._checks import physical_memory
 from determinax._diagnostics import Bar, fault_sentence
+from determinax._digest import fingerprint
 from determinax._interrupts import before_leaving, check
 from determinax._shapes import by_shapes
 from determinax.estimate import Estimate
@@ -106,6 +107,10 @@ def _watched(
     report: Report | None,
 ) -> Any:
     """Select what is to be run, run it, raise what went wrong, and charge what was spent."""
+    if mesh is not None:
+        _devices.require_whole(operator)
+        settings = bar, trace, resume, checkpoint is not None
+        _devices.require_agreement(mesh, operator, method, key, *settings)
     planned = _planned(method, operator, key, physical_memory())
     selected = guarded(operator, method.select, operator, key, spent, report)
     notes = []
@@ -178,7 +183,7 @@ def _run(
         return guarded(operator, _engine.compiled_run, method, operator, key, bar)
     run = method, operator, key
     prepared, state = guarded(operator, _engine.compiled_begin, *run)
-    identity = "" if checkpoint is None else _checkpoint.fingerprint(*run)
+    identity = "" if checkpoint is None else fingerprint(*run)
     index, seconds, spans = 0, 0.0, _devices.spans_processes(mesh)
     if spans and jax.process_index() > 0:
         checkpoint = None  # the first process writes for all, and reads for all

@@ -12,10 +12,11 @@ from jax.sharding import Mesh
 from jaxtyping import PRNGKeyArray
 
 import determinax
-from determinax import _checkpoint, _devices, _shell
+from determinax import _devices, _shell
 from determinax import operators as ops
 from determinax._checks import require_bar
 from determinax._diagnostics import Bar
+from determinax._digest import fingerprint
 from determinax._engine import NO_BAR
 from determinax._interrupts import heeded
 from determinax.estimate import Estimate
@@ -173,7 +174,7 @@ def _provenance(operator: Any, key: PRNGKeyArray | None) -> tuple[tuple[str, str
     words = [] if key is None else np.asarray(jax.random.key_data(key)).reshape(-1).tolist()
     about = {
         "operator": f"{t.rows:,} x {t.cols:,}, {jnp.dtype(t.dtype).name}",
-        "digest of the operator": _checkpoint.fingerprint(operator)[:16],
+        "digest of the operator": fingerprint(operator)[:16],
         "key": " ".join(map(str, words)) or "none",
         "determinax": determinax.__version__,
         "jax": jax.__version__,

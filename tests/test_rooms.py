@@ -15,6 +15,7 @@ ROOMS = [
     "_lines",
     "_keys",
     "_shapes",
+    "_digest",
     "_linalg",
     "sphere",
     "_drawing",
@@ -101,7 +102,7 @@ def test_imports_point_up_the_list_only():
         for other in others:
             assert ROOMS.index(other) <= ROOMS.index(room), f"{path} must not know {other}"
     # relative imports are seen too: these few know nobody
-    assert len(silent) < 25
+    assert len(silent) < 30
 
 
 def test_relative_imports_are_resolved(tmp_path):

@@ -1,12 +1,12 @@
-"""Optimisers: always an `optax.GradientTransformation`, and the same object for the same settings."""
+"""Optimisers: always an `optax.GradientTransformation`, and the same object where settings are known."""
 
 import functools
 from typing import Any
 
 import optax
 
-from determinax._checkpoint import fingerprint
 from determinax._checks import positive_number
+from determinax._digest import identity
 
 # what is compiled for an optimiser is found again by its identity
 _known: dict[str, optax.GradientTransformation] = {}
@@ -16,7 +16,7 @@ _KEPT = 256
 def chosen(
     optimiser: optax.GradientTransformation | None, learning_rate: float | optax.Schedule | None
 ) -> optax.GradientTransformation:
-    """The caller's optimiser, or Adam at a learning rate; equal settings give one object."""
+    """The caller's optimiser, or Adam at a learning rate; settings known to be equal give one object."""
     if optimiser is None:
         if learning_rate is not None and not callable(learning_rate):
             learning_rate = positive_number(learning_rate, "learning_rate")
@@ -28,9 +28,12 @@ def chosen(
         )
     if learning_rate is not None:
         raise ValueError("an optimiser has a learning rate of its own: leave learning_rate out")
+    known = identity(optimiser)
+    if known is None:  # it may compute anything
+        return optimiser
     if len(_known) >= _KEPT:
         _known.clear()
-    return _known.setdefault(fingerprint(optimiser), optimiser)
+    return _known.setdefault(known, optimiser)
 
 
 @functools.lru_cache(maxsize=32)
