@@ -21,7 +21,8 @@ from jaxtyping import ArrayLike, Int, PRNGKeyArray
 
 from determinax import _engine
 from determinax._diagnostics import Bar
-from determinax.distributed import PeerLost
+from determinax._digest import fingerprint
+from determinax.distributed import Different, PeerLost
 from determinax.methods import AbstractMethod, Plan
 from determinax.operators import OperatorError, Traits, host_calls, num_parts, traits
 
@@ -113,6 +114,22 @@ def require_whole(tree: Any) -> None:
         raise OperatorError(
             f"the operator is split over {num_parts(tree)} devices already, and mesh= wants it whole "
             "on each: leave mesh= out, or pass an operator that is on one device"
+        )
+
+
+def require_agreement(mesh: Mesh, *run: Any) -> None:
+    """Refuse processes that were given different things: their chunks would be merged all the same.
+
+    All processes have to ask at the same place, before anything that depends on what they were given.
+    """
+    if not spans_processes(mesh):
+        return
+    digests = from_all(np.frombuffer(bytes.fromhex(fingerprint(*run)), np.uint8))
+    others = [i for i, digest in enumerate(digests) if (digest != digests[0]).any()]
+    if others:
+        raise Different(
+            f"process {others[0]} was given something else than process 0 (operator, method, key, "
+            "tolerance or another setting): start all processes with the same"
         )
 
 

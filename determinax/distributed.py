@@ -18,6 +18,10 @@ class PeerLost(RuntimeError):
     """Another process of the run has died or stopped; nothing more can be computed together."""
 
 
+class Different(ValueError):
+    """The processes of a run were given different operators or settings; all of them are told."""
+
+
 def initialize(
     coordinator_address: str | None = None,
     num_processes: int | None = None,

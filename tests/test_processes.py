@@ -55,18 +55,36 @@ def test_every_method_on_processes_times_devices(tmp_path):
         assert [name for name in names if found[name] != alone[name]] == []
 
 
-def estimate(tmp_path, number, address, *options, num=2, samples="4e7"):
+def estimate(tmp_path, number, address, *options, num=2, samples="4e7", name="a.npy"):
     """`determinax estimate --distributed`, process `number` of `num`; 1 runs alone."""
     if not (tmp_path / "a.npy").exists():
         np.save(tmp_path / "a.npy", near_isometry(20, 0.1))
     # a chunk is small: rounds are short, checkpoints many
-    command = ["-m", "determinax.cli", "estimate", tmp_path / "a.npy", "--method", "mc", "--json"]
+    command = ["-m", "determinax.cli", "estimate", tmp_path / name, "--method", "mc", "--json"]
     command += ["--samples", samples, *options]
     if num > 1:
         command += ["--distributed", "--coordinator", address]
         command += ["--num-processes", num, "--process-id", number]
     env = processes.environment(2, XDG_CACHE_HOME=str(tmp_path / "cache"))
     return processes.start(*command, env=env)
+
+
+def test_processes_that_were_given_different_matrices_refuse_in_one_sentence(tmp_path):
+    address = f"127.0.0.1:{free_port()}"
+    np.save(tmp_path / "b.npy", near_isometry(30, 0.1))
+    started = [
+        estimate(tmp_path, i, address, samples="1e4", name=name)
+        for i, name in enumerate(["a.npy", "b.npy"])
+    ]
+    for done in [processes.finish(process, 200) for process in started]:
+        assert (done.returncode, done.stdout) == (2, ""), done.stderr
+        (line,) = said(done.stderr)
+        assert line.startswith("determinax: process 1 was given something else than process 0")
+
+
+def said(err):
+    """The lines on standard error, but for what is said while a process waits for others."""
+    return [line for line in err.splitlines() if "waiting for" not in line]
 
 
 def child_of(process):

@@ -153,6 +153,9 @@ def joined(
         yield group.is_first()
     except group.PeerLost:
         os._exit(DIED)  # at once: JAX would wait for the others
+    except group.Different:
+        group.shutdown()  # all say so, and nobody has died
+        raise
     group.shutdown()
 
 
