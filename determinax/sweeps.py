@@ -97,21 +97,22 @@ def sweep(
     config: Any = jax.config  # whose attributes no type checker knows
     set_up = SetUp(1, config.jax_enable_x64, config.jax_compilation_cache_dir)
     tasks = [
-        Task(name, _estimated, (operator, method, own, volume, options, set_up))
-        for (name, operator), own in zip(named, keys, strict=True)
+        Task(str(at), _estimated, (operator, method, own, volume, options, set_up))
+        for at, ((_, operator), own) in enumerate(zip(named, keys, strict=True))
     ]
-    found: dict[str, Swept] = {}
+    found: dict[int, Swept] = {}  # by position: two may have one name
     with given_or_own(executor, num_workers, set_up) as pool, reporting(progress) as report:
         if report:
             report.start(len(tasks), "sweep")
         for task, result in completed(tasks, pool):
+            name = named[int(task.name)][0]
             if isinstance(result, BaseException):
-                found[task.name] = Swept(task.name, None, sentence(result), 0.0)
+                found[int(task.name)] = Swept(name, None, sentence(result), 0.0)
             else:
-                found[task.name] = Swept(task.name, *result)
+                found[int(task.name)] = Swept(name, *result)
             if report:
                 report.advance(len(found))
-    return [found[name] for name, _ in named]
+    return [found[at] for at in range(len(named))]
 
 
 def _named(operators: Any) -> list[tuple[str, Any]]:

@@ -97,6 +97,20 @@ def test_a_sweep_is_log_abs_det_of_each(tmp_path):
         float(swept[1])
 
 
+def test_operators_of_one_name_keep_their_own_results(tmp_path):
+    a, method = near_isometry(5), dx.MonteCarlo(200)
+    np.save(tmp_path / "a.npy", a)
+    path, keys = tmp_path / "a.npy", jax.random.split(jax.random.key(0))
+    with cf.ThreadPoolExecutor(1) as executor:
+        twice = dx.sweep([path, path], method, key=keys, executor=executor)
+        mapped = dx.sweep({1: a, "1": 3 * a}, method, key=keys[0], executor=executor)
+    assert [one.name for one in twice] == [str(path)] * 2
+    for one, key in zip(twice, keys, strict=True):
+        assert float(one) == float(dx.log_abs_det(a, method, key=key))
+    assert [one.name for one in mapped] == ["1", "1"]
+    assert abs(float(mapped[1]) - float(mapped[0]) - 5 * np.log(3)) < 1e-5
+
+
 def test_keys_of_their_own_are_independent():
     a, keys = near_isometry(5), jax.random.split(jax.random.key(0))
     with cf.ThreadPoolExecutor(1) as executor:
