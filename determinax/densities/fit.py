@@ -126,20 +126,21 @@ def judge(
     train: Float[ArrayLike, "m n"],
     *,
     key: PRNGKeyArray,
-    context: Float[ArrayLike, "num c"] | None = None,
+    context: Float[ArrayLike, "num c"] | Float[ArrayLike, " num"] | None = None,
     floor: float = FLOOR,
 ) -> Verdict:
     """The verdict on any density by points that it was not fitted to: what `density` says of its own.
 
     Their log-likelihood stands beside that of the uniform law, of one von Mises-Fisher law and of the
-    kernels of `density`, which know nothing of a context. Points that come back through a flow have to
-    be uniform, whatever their contexts are: that is tested, too.
+    kernels of `density`, which know nothing of a context. They are tested against the density's own
+    samples, given the same contexts. Of a flow, points that come back through it have to be uniform,
+    whatever their contexts are: that is tested, too.
 
     **Arguments:**
 
     - `held_out`, `train`: unit vectors, one a row: what the density has not seen, and what it was
         fitted to.
-    - `context`: of the held-out points, for a conditional flow.
+    - `context`: of the held-out points, for a conditional density.
     - `floor`: the least width of a kernel, in radians.
 
     !!! example

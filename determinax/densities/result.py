@@ -129,6 +129,7 @@ class Density:
             "held_out": {name: _numbers(value) for name, value in v.scores.items()},
             "surplus": _numbers(v.surplus),
             "p_value": v.p_value,
+            "uniformity": None if v.uniformity is None else v.uniformity._asdict(),
             "duplicates": v.duplicates,
         }
 

@@ -13,10 +13,11 @@ from typing import NamedTuple
 import equinox as eqx
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array, ArrayLike, Float, PRNGKeyArray
 
 from determinax import sphere
-from determinax._checks import require_key, whole_number
+from determinax._checks import real_numbers, require_key, whole_number
 from determinax._keys import stream
 from determinax.proposals import AbstractProposal
 
@@ -58,11 +59,14 @@ def goodness_of_fit(
     points: Float[ArrayLike, "num n"],
     *,
     key: PRNGKeyArray,
+    context: Float[ArrayLike, "num c"] | Float[ArrayLike, " num"] | None = None,
     num_simulations: int = 199,
 ) -> float:
     """Do points that it has not seen follow a density? The p-value of an energy test, for any density.
 
-    As many samples of the density, again and again, show what to expect if they do.
+    As many samples of the density, again and again, show what to expect if they do. With `context`, one
+    row a point, they are drawn given the same contexts. Distances are then between points and contexts
+    together, both over their spread.
 
     !!! example
 
@@ -74,18 +78,46 @@ def goodness_of_fit(
         raise TypeError(f"a test is of a density, such as Proposal(flow), not of {proposal!r:.40}")
     rows, key = _some(sphere.unit_rows(points, proposal.n), key)
     num = whole_number(num_simulations, "num_simulations")
-    size = len(rows)
-    drawn = proposal.sample(stream(key, "simulated"), (num + 3) * size)
+    size, given = len(rows), None
+    if context is not None:
+        given = _some_contexts(context, len(np.asarray(points)), key)
+    many = None if given is None else jnp.tile(given, (num + 3, 1))
+    drawn = proposal.sample(stream(key, "simulated"), (num + 3) * size, many)
+    if given is not None and many is not None:
+        scale = _spread(rows) / given.shape[1] ** 0.5
+        beside = scale * (many - jnp.mean(given, 0)) / jnp.maximum(jnp.std(given, 0), 1e-12)
+        rows = jnp.concatenate([rows, beside[:size].astype(rows.dtype)], 1)
+        drawn = jnp.concatenate([drawn, beside.astype(drawn.dtype)], 1)
     reference, others = drawn[: 3 * size], drawn[3 * size :].reshape(num, size, -1)
     return float(_goodness_p(rows, reference, others))
 
 
 def _some(points: ArrayLike, key: PRNGKeyArray) -> tuple[Array, PRNGKeyArray]:
     key = require_key(key, "a test by simulation")
-    rows = jnp.asarray(sphere.unit_matrix(points))
-    if len(rows) > MOST_POINTS:
-        rows = jax.random.permutation(stream(key, "chosen"), rows)[:MOST_POINTS]
-    return rows, key
+    return _fewer(jnp.asarray(sphere.unit_matrix(points)), key), key
+
+
+def _some_contexts(context: ArrayLike, num: int, key: PRNGKeyArray) -> Array:
+    """Those of the points that `_some` takes."""
+    given = real_numbers(context, "a context is numbers, one row a point")
+    given = given[:, None] if given.ndim == 1 else given
+    if given.ndim != 2 or len(given) != num:
+        raise ValueError(
+            f"a context of shape {given.shape} is not one row of numbers for each of {num} points"
+        )
+    return _fewer(jnp.asarray(given), key)
+
+
+def _fewer(rows: Array, key: PRNGKeyArray) -> Array:
+    if len(rows) <= MOST_POINTS:
+        return rows
+    order = jax.random.permutation(stream(key, "chosen"), len(rows))
+    return rows[order[:MOST_POINTS]]
+
+
+def _spread(rows: Array) -> Array:
+    """The root of the mean squared distance from the mean."""
+    return jnp.sqrt(jnp.sum(jnp.var(rows, axis=0)))
 
 
 @eqx.filter_jit
@@ -109,7 +141,8 @@ def _goodness_p(rows, reference, others):
 
 
 def _mean_distance(x: Float[Array, "num n"], y: Float[Array, "other n"]) -> Float[Array, ""]:
-    square = 2 - 2 * jnp.matmul(x, y.T, precision=jax.lax.Precision.HIGHEST)
+    inner = jnp.matmul(x, y.T, precision=jax.lax.Precision.HIGHEST)
+    square = jnp.sum(x * x, 1)[:, None] + jnp.sum(y * y, 1) - 2 * inner
     return jnp.mean(jnp.sqrt(jnp.maximum(square, 0)))
 
 

@@ -35,9 +35,10 @@ class Verdict(NamedTuple):
     """`status`: "ok", "no structure", "overfit" or "underfit"; and why.
 
     `scores` are held-out log-likelihoods by model, `surplus` is how much likelier the density's own
-    samples are than held-out points, `p_value` that of an energy test between both (with a context, of
-    `uniformity`), `duplicates` the share of held-out points that stand in the training set, too.
-    `uniformity` is of held-out points pulled back through a flow, None for other densities.
+    samples are than held-out points, `p_value` that of an energy test between both (given the same
+    contexts, where there are any), `duplicates` the share of held-out points that stand in the training
+    set, too. `uniformity` is of held-out points pulled back through a flow. It is None for mixtures and
+    kernels, which have no one way back.
     """
 
     status: str
@@ -59,10 +60,7 @@ class Verdict(NamedTuple):
                 "tests whether held-out points, pulled back through the flow, are uniform: p = "
                 f"{back.rayleigh:.3f} (Rayleigh), {back.energy:.3f} (energy)"
             )
-        if math.isfinite(self.p_value) and (back is None or self.p_value != back.energy):
-            lines.append(
-                f"energy test between held-out points and its samples: p = {self.p_value:.3f}"
-            )
+        lines.append(f"energy test between held-out points and its samples: p = {self.p_value:.3f}")
         lines.append(f"held-out points that stand in the training set, too: {self.duplicates:.1%}")
         return "\n".join([*lines, *self.reasons])
 
@@ -104,10 +102,7 @@ def verdict_on(
     gap = score(own).mean - float(np.mean(log_q))
     surplus = Score(gap, math.hypot(score(own).standard_error, score(log_q).standard_error))
     back = _pulled_back(proposal, held_out, context, key)
-    if context is None:
-        p_value = goodness_of_fit(proposal, held_out, key=stream(key, "goodness"))
-    else:
-        p_value = math.nan if back is None else back.energy
+    p_value = goodness_of_fit(proposal, held_out, key=stream(key, "goodness"), context=context)
     status, reasons = "ok", []
     if not is_structured:
         status = "no structure"
@@ -120,13 +115,11 @@ def verdict_on(
             f"overfit: its own samples are likelier than held-out points by {surplus} nats, so it is "
             "surer of itself than it should be: more points, or a larger floor"
         )
-    elif p_value < _DOUBTFUL or -surplus.mean > max(_OFF, _SURE * surplus.standard_error):
-        status = "underfit"
+    else:
+        lacks = _lacks(p_value, back, surplus)
+        status = "underfit" if lacks else "ok"
         cure = "the floor" if duplicates > _MANY_DUPLICATES else "too little time for flows"
-        reasons.append(
-            f"underfit: held-out points differ from its samples (energy test, p = {p_value:.3f}; its "
-            f"samples are likelier by {surplus.mean:.3f} nats): {cure} may be why"
-        )
+        reasons += [f"underfit: {lacks}: {cure} may be why"] if lacks else []
     if duplicates > _MANY_DUPLICATES:
         reasons.append(
             f"{duplicates:.0%} of the held-out points also stand in the training set: likelihood then "
@@ -135,6 +128,21 @@ def verdict_on(
     if len(held_out) < _FEW:
         reasons.append(f"held-out points are too few to judge by: {len(held_out)}")
     return Verdict(status, tuple(reasons), scores, surplus, p_value, duplicates, back)
+
+
+def _lacks(p_value: float, back: Uniformity | None, surplus: Score) -> str:
+    """Where held-out points differ from the density, in words; empty where they do not."""
+    if back is not None and back.energy < _DOUBTFUL <= p_value:
+        return (
+            "held-out points, pulled back through the flow, are not uniform (energy test, p = "
+            f"{back.energy:.3f})"
+        )
+    if p_value < _DOUBTFUL or -surplus.mean > max(_OFF, _SURE * surplus.standard_error):
+        return (
+            f"held-out points differ from its samples (energy test, p = {p_value:.3f}; its samples are "
+            f"likelier by {surplus.mean:.3f} nats)"
+        )
+    return ""
 
 
 def _pulled_back(proposal, held_out, context, key) -> Uniformity | None:
