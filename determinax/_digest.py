@@ -7,7 +7,7 @@ import hashlib
 import re
 import types
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -24,16 +24,27 @@ _PLAIN = (bool, int, float, complex, str, bytes, types.NoneType, types.EllipsisT
 _ADDRESS = re.compile(r" at 0x[0-9a-f]+")
 
 
-def fingerprint(*values: Any) -> str:
-    """A digest of all of it, the same in every process; of what is unknown it has the type's name.
+class Digest(NamedTuple):
+    """A digest, and whether what differs from it has another one."""
 
-    That is host products, and objects of classes that are not known here: what they compute is to be
-    compared as well, where a run resumes.
+    text: str
+    is_exact: bool
+
+
+def fingerprint(*values: Any) -> str:
+    """A digest of all of it, the same in every process; of what is unknown it has the type's name."""
+    return digested(*values).text
+
+
+def digested(*values: Any) -> Digest:
+    """As `fingerprint`. It is not exact for host products, traced functions and classes of the user's.
+
+    What these compute is to be compared as well, where a run resumes.
     """
     walker = _Walker()
     for value in values:
         walker.feed(value)
-    return walker.digest.hexdigest()
+    return Digest(walker.digest.hexdigest(), walker.is_exact)
 
 
 def identity(value: Any) -> str | None:
@@ -171,6 +182,12 @@ class _Walker:
         elif dataclasses.is_dataclass(value):
             for field in dataclasses.fields(value):
                 self._feed_all(field.name, getattr(value, field.name, None))
+        elif not jax.tree_util.all_leaves([value]):  # such as JAX' sparse arrays
+            leaves, tree = jax.tree.flatten(value)
+            self._say(_ADDRESS.sub("", str(tree)))
+            self._feed_all(*leaves)
+        elif type(value).__module__ == "lineax._tags":
+            self._say(str(value))
         elif not _is_library(type(value).__module__):
             for name, held in sorted(getattr(value, "__dict__", {}).items()):
                 self._feed_known(name, held)

@@ -21,8 +21,9 @@ from jaxtyping import PRNGKeyArray
 from determinax import _checkpoint, _devices, _engine
 from determinax._checks import physical_memory
 from determinax._diagnostics import Bar, fault_sentence
-from determinax._digest import fingerprint
+from determinax._digest import digested, fingerprint
 from determinax._interrupts import before_leaving, check
+from determinax._keys import stream
 from determinax._shapes import by_shapes
 from determinax.estimate import Estimate
 from determinax.methods import AbstractMethod, AbstractSelector, Plan, Selection
@@ -30,16 +31,20 @@ from determinax.operators import (
     NO_PRODUCTS,
     OperatorError,
     Products,
+    compiled_columns,
     host_calls,
     neutral,
     traits,
 )
 from determinax.progress import Report, reporting
+from determinax.storage import StorageError
 
 # Ctrl-C and the progress bar wait no longer than about this, in seconds
 _PIECE = 0.25
 # multiplications in the products of a dense operator that take a tenth of that, with all around them
 _SHORT = 2**22
+# what two ways of summing may differ by: rounding grows with the square root of n
+_ROUNDINGS = 1000
 # where any of many processes may die, checkpoints come more often, in seconds
 _SHARED = 5.0
 
@@ -183,24 +188,24 @@ def _run(
         return guarded(operator, _engine.compiled_run, method, operator, key, bar)
     run = method, operator, key
     prepared, state = guarded(operator, _engine.compiled_begin, *run)
-    identity = "" if checkpoint is None else fingerprint(*run)
+    told = _NOBODY if checkpoint is None else _told(*run)
     index, seconds, spans = 0, 0.0, _devices.spans_processes(mesh)
     if spans and jax.process_index() > 0:
         checkpoint = None  # the first process writes for all, and reads for all
     if resume:
-        index, state, seconds = _resumed(checkpoint, identity, state)
+        index, state, seconds, asked = _resumed(checkpoint, told, state)
         if spans:
-            index, state, seconds = _devices.from_first((index, state, seconds))
-        index = int(index)
+            index, state, seconds, asked = _devices.from_first((index, state, seconds, asked))
+        index, told = int(index), told._replace(asked=int(asked))
     started = time.perf_counter() - seconds
-    keeper = _checkpoint.Keeper(checkpoint, identity, started, index)
+    keeper = _checkpoint.Keeper(checkpoint, told.digest, started, index)
     if spans:
         keeper.seconds = _SHARED
     if report:
         report.start(plan.total, type(method).__name__, said)
     rounds = None if mesh is None else _devices.Rounds(mesh, *run, prepared)
     piece, stopped, reached = 1, False, (index, state)
-    with before_leaving(lambda: keeper.write(reached[0], _stored(*reached))):
+    with before_leaving(lambda: keeper.write(reached[0], _stored(*reached), told.history)):
         while index < plan.num_chunks and not stopped:
             check()
             piece = rounds.size if rounds else piece
@@ -218,12 +223,12 @@ def _run(
             if index < plan.num_chunks and not rounds:
                 jax.block_until_ready(state)
             reached = index, state  # together: half of it is never written
-            keeper.write_if_due(index, _stored(*reached))
+            keeper.write_if_due(index, _stored(*reached), told.history)
             if report:
                 report.advance(index * plan.size, said)
             seconds = max(time.perf_counter() - began, 1e-9)
             piece = max(1, min(8 * piece, int(_PIECE / seconds * piece)))
-    keeper.write(index, _stored(*reached))
+    keeper.write(index, _stored(*reached), told.history)
     result = guarded(
         operator, _engine.compiled_finish, *run, prepared, reached[1], jnp.asarray(index), bar
     )
@@ -233,17 +238,59 @@ def _run(
             f"Stopped after {done:,} of {most:,} draws: the standard error had reached what was "
             "asked for."
         )
-    return result
+    return charged(result, Products(told.asked))
 
 
-def _resumed(checkpoint: pathlib.Path | None, identity: str, state: Any) -> tuple[Any, Any, Any]:
-    """The next chunk, the state and the seconds so far, as the checkpoint has them; else the beginning."""
+class _Told(NamedTuple):
+    """What tells a run from others: its digest, a product where that cannot tell, how many were asked."""
+
+    digest: str
+    image: np.ndarray
+    asked: int
+
+    @property
+    def history(self) -> dict[str, np.ndarray]:
+        """As a checkpoint has it."""
+        return {"image": self.image, "asked": np.asarray(self.asked)}
+
+
+_NOBODY = _Told("", np.zeros(0), 0)
+
+
+def _told(method: AbstractMethod, operator: Any, key: PRNGKeyArray | None) -> _Told:
+    """Host products and functions are told apart by what they compute: a product with one vector."""
+    known = digested(operator)
+    digest = fingerprint(known.text, method, key)
+    if known.is_exact:
+        return _Told(digest, np.zeros(0), 0)
+    takes = operator.in_structure()
+    vector = jax.random.normal(stream(jax.random.key(0), "resume"), (*takes.shape, 1), takes.dtype)
+    image = guarded(operator, compiled_columns, operator, vector)
+    return _Told(digest, np.asarray(image), 1)
+
+
+def _resumed(
+    checkpoint: pathlib.Path | None, told: _Told, state: Any
+) -> tuple[Any, Any, Any, np.ndarray]:
+    """The next chunk, the state, the seconds and the products asked so far, as the checkpoint has them."""
     found = None
     if checkpoint is not None:
-        found = _checkpoint.read(checkpoint, identity, _stored(0, state))
+        found = _checkpoint.read(checkpoint, told.digest, _stored(0, state))
     if found is None:
-        return np.asarray(0), state, np.asarray(0.0)
-    return np.asarray(found.state[0]), found.state[1], np.asarray(found.seconds)
+        return np.asarray(0), state, np.asarray(0.0), np.asarray(told.asked)
+    _require_same_product(told.image, found.history["image"], checkpoint)
+    asked = found.history["asked"] + told.asked
+    return np.asarray(found.state[0]), found.state[1], np.asarray(found.seconds), asked
+
+
+def _require_same_product(now: np.ndarray, then: np.ndarray, path: pathlib.Path | None) -> None:
+    """Refuse to go on with an operator whose product differs by more than threads and rounding do."""
+    allowed = _ROUNDINGS * np.finfo(now.dtype).eps * np.linalg.norm(then)
+    if not np.linalg.norm(now - then) <= allowed:
+        raise StorageError(
+            f"{path}: of another run (the operator's product with a fixed vector differs): delete it, "
+            "or give this run a file of its own"
+        )
 
 
 def _stored(index: int, state: Any) -> tuple[np.ndarray, Any]:

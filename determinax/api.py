@@ -174,7 +174,7 @@ def _provenance(operator: Any, key: PRNGKeyArray | None) -> tuple[tuple[str, str
     words = [] if key is None else np.asarray(jax.random.key_data(key)).reshape(-1).tolist()
     about = {
         "operator": f"{t.rows:,} x {t.cols:,}, {jnp.dtype(t.dtype).name}",
-        "digest of the operator": fingerprint(operator)[:16],
+        "digest of the operator": _digest_of(operator),
         "key": " ".join(map(str, words)) or "none",
         "determinax": determinax.__version__,
         "jax": jax.__version__,
@@ -183,3 +183,10 @@ def _provenance(operator: Any, key: PRNGKeyArray | None) -> tuple[tuple[str, str
         "platform": f"{jax.default_backend()}, {platform.machine()}",
     }
     return tuple(about.items())
+
+
+def _digest_of(operator: Any) -> str:
+    """Of its arrays and its program; what a host multiplies with has none."""
+    if ops.host_calls(operator):
+        return "none: its products are the host's"
+    return fingerprint(operator)[:16]
