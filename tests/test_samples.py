@@ -124,6 +124,24 @@ def test_a_context_is_followed():
     assert np.mean(q.sample(KEY, 50, jnp.array([1.0]))[:, 1]) > 0.6
 
 
+def test_a_context_of_one_number_is_a_number_or_one_a_point():
+    q = dx.Proposal(flows.RescaledContext(small(1), [0.3], [2.0]))
+    context = np.linspace(-1, 1, 600)
+    expected = q.log_density(POINTS, context[:, None])
+    np.testing.assert_array_equal(q.log_density(POINTS, context), expected)
+    np.testing.assert_array_equal(
+        q.log_density(POINTS, 0.5), q.log_density(POINTS, jnp.array([0.5]))
+    )
+    assert q.log_density(POINTS[0], 0.5).shape == ()
+    np.testing.assert_array_equal(q.sample(KEY, 600, context), q.sample(KEY, 600, context[:, None]))
+    with pytest.raises(ValueError, match=r"shape \(5,\) is not one of 1 numbers, nor 600 of them"):
+        q.log_density(POINTS, context[:5])
+    with pytest.raises(
+        ValueError, match=r"\(5, 2\) is not one row of numbers for each of 600 points"
+    ):
+        dx.fit_samples(POINTS, key=KEY, context=np.ones((5, 2)), steps=5)
+
+
 def test_a_context_may_have_any_unit(monkeypatch):
     """Years in place of -1 and 1: the default flow sees them less their mean, over their spread."""
     monkeypatch.setattr(

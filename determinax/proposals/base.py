@@ -18,7 +18,7 @@ from determinax.flows.base import dtype_of
 
 T = TypeVar("T")
 Measure = Literal["uniform", "area"]
-Context = Float[ArrayLike, " c"] | Float[ArrayLike, "num c"] | None
+Context = Float[ArrayLike, " c"] | Float[ArrayLike, "num c"] | float | None
 Columns = Float[Array, " c"] | Float[Array, "c num"] | None  # of contexts
 
 
@@ -75,6 +75,8 @@ class AbstractProposal(eqx.Module):
     ) -> Float[Array, " num"] | Float[Array, ""]:
         r"""The log-density at given unit vectors, one a row, or at one; `context` likewise.
 
+        A context of one number may be a plain number, or an array with a number for each point.
+
         Relative to the uniform law, which then has 0 everywhere, or with `measure="area"` to the area
         of the unit sphere (the uniform law has $-\log 4\pi$ at n = 3). Lists will do. What is off
         the sphere by more than 1e-3 is refused, but inside of `jit`, where values cannot be seen.
@@ -128,6 +130,8 @@ class AbstractProposal(eqx.Module):
         if size == 0:
             raise ValueError("this density takes no context: leave it out")
         context = jnp.asarray(context)
+        if size == 1 and context.shape in ((), (num,)):
+            context = context[None] if context.ndim == 0 else context[:, None]
         if context.shape not in ((size,), (num, size)):
             many = "" if num is None else f", nor {num} of them, one a row"
             raise ValueError(

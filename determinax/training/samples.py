@@ -81,7 +81,7 @@ def fit_samples(
     *,
     key: PRNGKeyArray,
     validation: float | Bool[ArrayLike, " num"] = 0.1,
-    context: Float[ArrayLike, "num c"] | None = None,
+    context: Float[ArrayLike, "num c"] | Float[ArrayLike, " num"] | None = None,
     weights: Float[ArrayLike, " num"] | None = None,
     steps: int | None = None,
     batch_size: int = 256,
@@ -291,9 +291,9 @@ def _contexts(
     array = array[:, None] if array.ndim == 1 else array
     size = None if flow is None else flow.context_size
     if array.ndim != 2 or len(array) != num or size not in (None, array.shape[1]):
+        many = "" if size is None else f"{size} "
         raise ValueError(
-            f"a context of shape {array.shape} is not one row of {size or 'c'} numbers for each of "
-            f"{num} points"
+            f"a context of shape {array.shape} is not one row of {many}numbers for each of {num} points"
         )
     if not np.isfinite(array).all():
         row = int(np.flatnonzero(~np.isfinite(array).all(axis=1))[0])
