@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from determinax import sweeps as sweeps
     from determinax.api import log_abs_det, log_volume
     from determinax.blocks import block_proposals
-    from determinax.densities import Density, density, goodness_of_fit, judge, uniformity
+    from determinax.densities import Density, density, goodness_of_fit, judge, region, uniformity
     from determinax.estimate import Estimate, UnreliableEstimateError
     from determinax.gradients import Gradient, log_abs_det_gradient
     from determinax.jacobians import jacobian_log_abs_det
@@ -72,7 +72,7 @@ __version__ = "0.2.0"
 
 # where each name is; it is imported when it is first asked for, so that `determinax --help` is quick
 _HOMES = {
-    "densities": ("Density", "density", "goodness_of_fit", "judge", "uniformity"),
+    "densities": ("Density", "density", "goodness_of_fit", "judge", "region", "uniformity"),
     "distributed": (),
     "estimate": ("Estimate", "UnreliableEstimateError"),
     "files": (),
@@ -161,6 +161,7 @@ __all__ = [
     "log_likelihood",
     "log_volume",
     "operators",
+    "region",
     "save",
     "sphere",
     "surrogate",

@@ -9,6 +9,7 @@ import matplotlib as mpl
 import matplotlib.pyplot as plt
 import numpy as np
 import pytest
+import safetensors.numpy
 from typer.testing import CliRunner
 
 import determinax as dx
@@ -73,6 +74,39 @@ def test_a_region_holds_its_mass_and_the_uniform_one_its_area(found):
     assert region.contains(even).mean() == pytest.approx(region.share, abs=0.02)
     with pytest.raises(ValueError, match="between 0 and 1"):
         found.region(90)
+
+
+def test_what_was_saved_can_be_asked_for_its_region(found, tmp_path):
+    found.save(tmp_path / "q")
+    again = dx.region(dx.load(tmp_path / "q"), 0.9, key=jax.random.key(3))
+    assert again.share == pytest.approx(found.region(0.9).share, rel=0.1)
+    assert again.held == pytest.approx(0.9, abs=1e-3)
+    assert str(again).startswith("90% of the mass on")
+    assert "singled out" not in str(again)
+    with pytest.raises(TypeError, match="a region is of a density"):
+        dx.region("q", 0.9, key=jax.random.key(3))
+
+
+def test_a_conditional_density_is_asked_for_one_context(tmp_path):
+    parts = [dx.Proposal(opened(2.0)), dx.Proposal(opened(1.0)), dx.Uniform(2)]
+    dx.save(dx.Mixture(parts, [0.5, 0.3, 0.2]), tmp_path / "q")
+    q, point = dx.load(tmp_path / "q"), [0.6, 0.8]
+    for context in (0.5, jnp.array([0.5])):
+        own = q.given(context)
+        np.testing.assert_allclose(own.log_density(point), q.log_density(point, 0.5), atol=1e-5)
+    assert dx.region(own, 0.5, key=jax.random.key(1)).share < 0.5
+    with pytest.raises(ValueError, match=r"ask q\.given\(context\)"):
+        dx.region(q, 0.5, key=jax.random.key(1))
+    for other in (own, dx.Uniform(2)):
+        with pytest.raises(ValueError, match="takes no context"):
+            other.given(0.5)
+
+
+def test_a_region_of_the_uniform_law_holds_everything_and_says_so():
+    region = dx.region(dx.Uniform(3), 0.9, key=jax.random.key(0))
+    assert (region.held, region.share) == (1.0, 1.0)
+    assert str(region).startswith("100% of the mass on 100.00% of the sphere")
+    assert "no smaller region of 90% is singled out" in str(region)
 
 
 def test_marginals_integrate_to_one(found, points):
@@ -247,6 +281,8 @@ def test_from_a_file_to_a_map_and_to_new_points(tmp_path, monkeypatch, points):
     assert ended.exit_code == 0, ended.output
     assert json.loads(ended.stdout)["status"] == "ok"
     assert "data:image/png;base64," in globe.read_text()
+    # 32 bits, which sessions of either kind can load
+    assert {a.dtype.name for a in safetensors.numpy.load_file(q).values()} == {"float32"}
     ended = run("sample", q, "50", "--lonlat")
     header, *rows = ended.stdout.splitlines()
     drawn = np.array([[float(x) for x in row.split(",")] for row in rows])

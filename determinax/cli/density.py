@@ -146,6 +146,7 @@ def _fit(
 
     import determinax as dx
     from determinax._keys import stream
+    from determinax.proposals import cast
 
     points = dx.sphere.from_lonlat(*values) if lonlat else dx.sphere.unit_matrix(values)
     if map_to is not None and points.shape[1] != 3:
@@ -154,7 +155,8 @@ def _fit(
     found = dx.density(points, key=key, seconds=seconds, floor=float(np.deg2rad(floor)))
     _interrupts.conclude()
     if save is not None:
-        found.save(save)
+        # 32 bits, so that a session without 64 loads it: more digits than any data give
+        dx.save(cast(found.proposal, np.float32), save)
     if map_to is not None:
         common.say(report, "drawing")
         from determinax import plots

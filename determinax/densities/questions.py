@@ -8,14 +8,20 @@ import numpy as np
 from jaxtyping import ArrayLike, Bool, Float, PRNGKeyArray
 
 from determinax import sphere
-from determinax._checks import positive_number, whole_number
+from determinax._checks import positive_number, require_key, whole_number
 from determinax.proposals import AbstractProposal
 
 
-class Region(NamedTuple):
-    """The smallest region of a given mass: where the log-density is above `log_level`.
+# mass beyond the one that was asked for: more than what rounding adds to a quantile
+_FLAT = 0.005
 
-    `share` is its part of the sphere and `area` its area (steradians at n = 3), with `area_error`.
+
+class Region(NamedTuple):
+    """The smallest region of a given mass: where the log-density is at least `log_level`.
+
+    `share` is its part of the sphere and `area` its area (steradians at n = 3), with `area_error`. `held`
+    is the mass that it holds. That is more than `mass` where the density is flat at the level, as the
+    uniform law is everywhere: no smaller region is then singled out.
     """
 
     mass: float
@@ -24,6 +30,7 @@ class Region(NamedTuple):
     area: float
     area_error: float
     proposal: AbstractProposal
+    held: float
 
     def contains(
         self, points: Float[ArrayLike, "num n"] | Float[ArrayLike, " n"]
@@ -32,9 +39,15 @@ class Region(NamedTuple):
         return np.asarray(self.proposal.log_density(points)) >= self.log_level
 
     def __str__(self) -> str:
-        return (
-            f"{self.mass:.0%} of the mass on {self.share:.2%} of the sphere: area {self.area:.4g} +- "
+        text = (
+            f"{self.held:.0%} of the mass on {self.share:.2%} of the sphere: area {self.area:.4g} +- "
             f"{self.area_error:.2g}"
+        )
+        if self.held < self.mass + _FLAT:
+            return text
+        return (
+            f"{text}; the density is flat there, so that no smaller region of {self.mass:.0%} is "
+            "singled out"
         )
 
 
@@ -47,9 +60,27 @@ class Marginal(NamedTuple):
 
 
 def region(
-    proposal: AbstractProposal, mass: float, *, key: PRNGKeyArray, num_samples: int
+    proposal: AbstractProposal, mass: float = 0.9, *, key: PRNGKeyArray, num_samples: int = 10_000
 ) -> Region:
-    r"""By samples: the level is a quantile of $\log q$, the area $\mathbb{E}_q[1/q]$ above it."""
+    r"""The smallest region of a density that holds a given mass: `contains(points)`, `area`, `share`.
+
+    By samples: the level is a quantile of $\log q$, the area $\mathbb{E}_q[1/q]$ above it. For any
+    density, such as one that was loaded; a conditional one is asked by `q.given(context)`.
+
+    !!! example
+
+        ```python
+        dx.save(q, "q.safetensors")
+        print(dx.region(dx.load("q.safetensors"), 0.9, key=key))
+        ```
+    """
+    if not isinstance(proposal, AbstractProposal):
+        raise TypeError(
+            f"a region is of a density, such as Proposal(flow), not of {proposal!r:.40}"
+        )
+    if proposal.context_size:
+        raise ValueError("this density depends on a context: ask q.given(context) for its region")
+    key = require_key(key, "a region")
     if not positive_number(mass, "mass, the share that a region holds,") < 1:
         raise ValueError(f"a region has a mass between 0 and 1, such as 0.9, not {mass!r}")
     num = whole_number(num_samples, "num_samples", least=100)
@@ -60,7 +91,8 @@ def region(
     total = math.exp(sphere.log_area(proposal.n))
     share = min(1.0, float(inverse.mean()))
     error = float(inverse.std() / num**0.5)
-    return Region(float(mass), level, share, total * share, total * error, proposal)
+    held = float(np.mean(log_q >= level))
+    return Region(float(mass), level, share, total * share, total * error, proposal, held)
 
 
 def marginals(

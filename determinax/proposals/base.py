@@ -39,6 +39,11 @@ class AbstractProposal(eqx.Module):
         """How many numbers a context has; 0 where there is none."""
         return 0
 
+    def given(self, context: Context) -> "AbstractProposal":
+        """A conditional density for one context, to be asked without."""
+        del context
+        raise ValueError("this density takes no context: ask it as it is")
+
     @abc.abstractmethod
     def push(
         self,

@@ -2,11 +2,12 @@
 
 from typing import Any
 
+import jax.numpy as jnp
 from jaxtyping import Array, Float, PRNGKeyArray
 
 from determinax.flows.base import AbstractSphereMap, dtype_of
 from determinax.flows.conditional import Given
-from determinax.proposals.base import AbstractProposal, Columns
+from determinax.proposals.base import AbstractProposal, Columns, Context
 
 
 class Proposal(AbstractProposal):
@@ -37,9 +38,9 @@ class Proposal(AbstractProposal):
         """See `AbstractProposal`."""
         return self.flow.context_size
 
-    def given(self, context: Float[Array, " c"]) -> "Proposal":
+    def given(self, context: Context) -> "Proposal":
         """The proposal of a conditional flow for one context."""
-        return Proposal(Given(self.flow, context))
+        return Proposal(Given(self.flow, jnp.atleast_1d(jnp.asarray(context))))
 
     def factor(self, context: Float[Array, " c"] | None = None) -> Any:
         r"""M, where the flow is a projective linear map $s = Mz/\|Mz\|$; None where it is not."""

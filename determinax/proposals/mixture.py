@@ -78,6 +78,13 @@ class Mixture(AbstractProposal):
         """The shares, which sum to 1."""
         return jax.nn.softmax(self.log_weights)
 
+    def given(self, context: Context) -> "Mixture":
+        """The mixture for one context, which every density that has one is given."""
+        if not self.context_size:
+            raise ValueError("this density takes no context: ask it as it is")
+        parts = [q.given(context) if q.context_size else q for q in self.proposals]
+        return Mixture(parts, self.weights)
+
     def push(
         self,
         z: Float[Array, "n num"],
