@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 from determinax._diagnostics import BROAD_NUM_DRAWS, THRESHOLDS
 
 _FIT = (
-    "fit = dx.fit_linear(A, key=key); dx.log_abs_det(A, dx.Variational(fit.proposal, 100), key=key)"
+    "fit = dx.fit_linear(A, key=key); dx.log_abs_det(A, dx.Variational(fit.proposal, 200), key=key)"
 )
 
 
@@ -32,9 +32,11 @@ def next_step(estimate: Any) -> Step | None:
 def _of_weights(estimate: Any) -> Step:
     found, limits = estimate.diagnostics, THRESHOLDS
     num = int(found.num_draws)
-    is_heavy = any(
-        int(limits[name].level(float(getattr(found, name)))) > 1
-        for name in ("spread", "max_weight_share")
+    share = float(found.max_weight_share)
+    # of a few draws each has a large share
+    is_heavy = (
+        not float(found.spread) <= limits["spread"].warn
+        or max(limits["max_weight_share"].warn, 5 / max(num, 1)) < share
     )
     few_count = float(found.effective_sample_size) < num / 5
     k = estimate.pareto_k
@@ -43,12 +45,26 @@ def _of_weights(estimate: Any) -> Step:
         return Step(why, _FIT, "--method vde")
     more = max(BROAD_NUM_DRAWS, num, _enough(estimate, num))
     more = _round_up(more if more > num else 4 * num)
+    if estimate.method.endswith(" frames"):  # a frame is one draw, and n samples
+        more, num = more * estimate.num_dense, num * estimate.num_dense
     why = f"More samples will tell: {more:,} in place of {num:,}."
-    return Step(
-        why,
-        f"dx.log_abs_det(A, dx.MonteCarlo({more:_}), key=key)",
-        f"--method mc --samples {more}",
-    )
+    method, options = _with_samples(estimate.method, more)
+    return Step(why, f"dx.log_abs_det(A, {method}, key=key)", options)
+
+
+def _with_samples(method: str, num: int) -> tuple[str, str]:
+    """The method that an estimate names, with so many samples: in Python, and as options."""
+    kind = method.split(",")[0]
+    frames, flag = (', "frames"', " --frames") if method.endswith(" frames") else ("", "")
+    if kind == "variational":
+        return f"dx.Variational(proposal, {num:_}{frames})", f"--method vde --samples {num}{flag}"
+    if kind == "deflated":
+        k = method.split()[1].replace(",", "")
+        options = f"--method deflated --samples {num} --directions {k}"
+        return f"dx.Deflated({k}, dx.MonteCarlo({num:_}))", options
+    if kind == "probed":
+        return f"dx.Probed({num:_})", f"--method probed --samples {num}"
+    return f"dx.MonteCarlo({num:_}{frames})", f"--method mc --samples {num}{flag}"
 
 
 def _of_probes(estimate: Any) -> Step:

@@ -62,6 +62,8 @@ _NARROW_FLOW = 0.1
 _TAIL_DOUBT = 3.0
 # log-weights whose range is rounding, in units of n times the dtype's epsilon
 EQUAL_WEIGHTS = 16
+# by which share rounding may take an effective sample size below the number of equal weights
+_ROUNDED = 1e-5
 # and never more than this, in nats: at n = 1e6 float32's rounding hides a singular direction
 EQUAL_WEIGHTS_NATS = 1e-3
 # so many weights must agree before their equality means something
@@ -227,7 +229,7 @@ class Weights(AbstractDiagnostics):
                 ),
             ),
             Finding(
-                _only(enough, THRESHOLDS["effective_sample_size"].level(ess)),
+                _only(enough, THRESHOLDS["effective_sample_size"].level(ess * (1 + _ROUNDED))),
                 lambda: (
                     f"Only {ess:.3g} of {int(num):,} samples carry the weight, so {_UPWARD}; "
                     f"{_CURE}."

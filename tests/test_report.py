@@ -1,7 +1,10 @@
 """A report: whole, self-contained, the same bytes for the same run, and deaf to hostile words."""
 
+import html
 import html.parser
+import json
 import re
+import shlex
 
 import jax
 import jax.numpy as jnp
@@ -12,9 +15,10 @@ from typer.testing import CliRunner
 import determinax as dx
 from determinax import _terminal
 from determinax._advice import next_step
-from determinax._diagnostics import Plain
+from determinax._diagnostics import Plain, Weights
 from determinax._drawing.board import Span, ticks
 from determinax._report import _figures
+from determinax._states import Fault
 from determinax.cli.commands import app
 from determinax.operators import Products
 
@@ -167,6 +171,36 @@ def test_the_next_step_names_a_cure_that_can_be_run(hard):
     assert "--method lanczos" in shallow.options
 
 
+def test_a_hundred_equal_weights_up_to_rounding_are_a_hundred():
+    found = Weights(
+        num_draws=jnp.asarray(100),
+        effective_sample_size=jnp.asarray(99.99999999999999),
+        max_weight_share=jnp.asarray(0.01),
+        spread=jnp.asarray(1e-9),
+        pareto_k=jnp.asarray(jnp.nan),
+        are_equal=jnp.asarray(False),
+        num_tail=20,
+        is_linear=True,
+    )
+    assert not found.reasons(1.0, 1e-12, None, Fault.none())
+
+
+def test_the_cure_keeps_the_method_and_its_own_cure_is_none():
+    near = np.linalg.qr(A)[0] + 0.01 * np.eye(12)
+    proposal = dx.fit_linear(near, key=KEY, max_matvecs=8).proposal
+    namespace = {"dx": dx, "A": near, "key": KEY, "proposal": proposal}
+    for method, name in (
+        (dx.MonteCarlo(50), "--method mc --samples"),
+        (dx.MonteCarlo(48, "frames"), "--samples 24000 --frames"),
+        (dx.Variational(proposal, 50), "--method vde --samples"),
+        (dx.Deflated(2, dx.MonteCarlo(32)), "--directions 2"),
+    ):
+        step = next_step(dx.log_abs_det(near, method, key=KEY))
+        assert step is not None
+        assert name in step.options
+        assert next_step(eval(step.python, namespace)) is None, step
+
+
 def test_a_terminal_sees_the_verdict_in_colour_and_what_to_do_next(hard, monkeypatch):
     monkeypatch.delenv("NO_COLOR", raising=False)
     monkeypatch.setenv("TERM", "xterm")
@@ -212,6 +246,66 @@ def test_the_command_writes_a_page_whatever_the_file_is_called(tmp_path):
     assert "the fitted one" in said
     assert page.count("<script>alert") == 0
     assert "alert(1)" in said
+
+
+def cure_of(path):
+    """The command on a page, as words."""
+    (command,) = re.findall('<pre id="cure">(.*?)</pre>', path.read_text(), re.DOTALL)
+    return shlex.split(html.unescape(command))[1:]
+
+
+def test_the_cure_on_the_page_keeps_the_options_and_runs(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    tall = RNG.standard_normal((14, 6)) * [1, 1, 1, 1, 1, 1e-3]
+    text = "\n".join(",".join(map(str, row)) for row in tall)
+    (tmp_path / "tall.csv").write_text(f"made by hand\na,b,c,d,e,f\n{text}\n")
+    kept = ["--header", "--skip-rows", "1", "--volume", "--tolerance", "0.5", "--seed", "7"]
+    ended = shell("report", "tall.csv", "--method", "mc", *kept, "--out", "a.html")
+    assert ended.exit_code == 3, ended.output
+    words = cure_of(tmp_path / "a.html")
+    assert set(kept) <= set(words)
+    again = shell(*words, "--json")
+    assert again.exit_code == 0, again.output
+    found = json.loads(again.output)
+    assert (found["status"], found["seed"], found["bar"]) == ("exact", 7, 0.5)
+    truth = np.linalg.slogdet(tall.T @ tall)[1] / 2
+    assert abs(found["log_abs_det"] - truth) < 1e-6
+
+
+def test_the_cure_drops_what_its_method_does_not_take(tmp_path):
+    np.save(tmp_path / "a.npy", A)
+    few = ["--method", "vde", "--max-matvecs", "8", "--samples", "50", "--frames", "--spd"]
+    spd = A @ A.T
+    np.save(tmp_path / "spd.npy", (spd + spd.T) / 2)
+    for file, options in ((tmp_path / "spd.npy", few), (tmp_path / "a.npy", few[:-1])):
+        shell("report", file, *options, "--out", tmp_path / "a.html")
+        words = cure_of(tmp_path / "a.html")
+        assert ("--spd" in words) == ("--spd" in options)
+        assert words.count("--frames") == ("--samples" in words)
+        again = shell(*words, "--json")
+        assert again.exit_code == 0, (words, again.output)
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["report", "a.npy", "--out", "a.npy"],
+        ["report", "a.npy", "--out", "link.npy"],
+        ["report", "a.npy", "--method", "vde", "--proposal", "q.st", "--out", "q.st"],
+        ["fit", "a.npy", "--save", "./a.npy"],
+        ["estimate", "a.npy", "--method", "mc", "--checkpoint", "a.npy"],
+    ],
+)
+def test_what_is_read_is_never_written_over(arguments, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    np.save("a.npy", A)
+    (tmp_path / "link.npy").symlink_to("a.npy")
+    (tmp_path / "q.st").write_bytes((tmp_path / "a.npy").read_bytes())
+    before = (tmp_path / "a.npy").read_bytes()
+    ended = shell(*arguments)
+    assert ended.exit_code == 2, ended.output
+    assert "is read, and would be written over: name another file" in ended.output
+    assert (tmp_path / "a.npy").read_bytes() == before == (tmp_path / "q.st").read_bytes()
 
 
 @pytest.mark.parametrize(

@@ -75,6 +75,15 @@ def require_writable(path: pathlib.Path) -> None:
     require_folder(path.parent, make=False)
 
 
+def require_apart(written: pathlib.Path | None, *read: pathlib.Path | None) -> None:
+    """Refuse to write over what is read."""
+    if written is None or not written.exists():
+        return
+    for path in filter(None, read):
+        if path.exists() and written.samefile(path):
+            raise ValueError(f"{written}: is read, and would be written over: name another file")
+
+
 def require_folder(folder: pathlib.Path, *, make: bool = True) -> None:
     """A folder that files can be written to; with `make`, it is made."""
     try:
@@ -138,13 +147,13 @@ def say(report: Report | None, what: str) -> None:
         report.working(what)
 
 
-def shown(result: Any, file: pathlib.Path) -> str:
-    """An estimate as text; laid out for the eye where that is a terminal's."""
+def shown(result: Any, command: str) -> str:
+    """An estimate as text; laid out for the eye where that is a terminal's, with a next command."""
     if not (sys.stdout and sys.stdout.isatty()):
         return str(result)
     from determinax import _terminal
 
-    return "\n".join(_terminal.lines(result, shlex.join(["determinax", "estimate", str(file)])))
+    return "\n".join(_terminal.lines(result, command))
 
 
 def one_line(result: Any) -> str:

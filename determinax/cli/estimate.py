@@ -14,7 +14,7 @@ from determinax.cli.settings import Method, Settings
 from determinax.progress import Report, reporting
 
 # of proposals: a linear one that fits needs a single sample, and these show that it does
-_FLOW_SAMPLES, _LINEAR_SAMPLES = 10_000, 100
+_FLOW_SAMPLES, _LINEAR_SAMPLES = 10_000, 200
 
 
 def estimate(
@@ -103,12 +103,14 @@ def estimate(
             raise ValueError("--resume needs the file to go on from: say --checkpoint FILE")
         if checkpoint is not None:
             common.require_writable(checkpoint)
+            common.require_apart(checkpoint, file, proposal)
             common.resumable(checkpoint.exists)
         group = supervise.joined(distributed, coordinator, num_processes, process_id)
         with group as is_first, reporting(None if is_first else False) as report:
             job = Job(checkpoint, resume, distributed)
             result = estimated(file, settings, header, skip_rows, report, job)
-            text = _as_json(result, file, seed) if as_json else common.shown(result, file)
+            again = options.command(file, settings, header, skip_rows, result)
+            text = _as_json(result, file, seed) if as_json else common.shown(result, again)
             status = result.status
         _interrupts.conclude()
         if is_first:

@@ -73,6 +73,7 @@ def fit(
         budget = common.whole(max_matvecs, "max-matvecs")
         _require_applicable(options, budget, flow)
         common.require_writable(save)
+        common.require_apart(save, file)
         with reporting() as report:
             matrix = common.read(file, header, skip_rows, report)
             common.require_shape(file, matrix, volume=True)

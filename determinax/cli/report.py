@@ -1,7 +1,6 @@
 """`determinax report`."""
 
 import pathlib
-import shlex
 from typing import Annotated, Any
 
 import typer
@@ -63,6 +62,7 @@ def report(
             seed=seed,
         )
         common.require_writable(out)
+        common.require_apart(out, file, proposal)
         with reporting() as progress:
             matrix = asked.admitted(file, settings, header, skip_rows, progress)
             made = asked.run(matrix, settings, progress, trace=True)
@@ -74,7 +74,7 @@ def report(
                 fit=made.fit,
                 density=_densities(matrix, made.fit),
                 source=f"{file.name}, seed {seed}",
-                command=shlex.join(["determinax", "estimate", str(file)]),
+                command=options.command(file, settings, header, skip_rows, made.estimate),
             )
         _interrupts.conclude()
         print(f"{common.one_line(made.estimate)}\nwritten to {out}", flush=True)

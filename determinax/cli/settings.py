@@ -1,6 +1,7 @@
 """What `estimate` and `sweep` take: the options, and the settings that they make, checked without JAX."""
 
 import pathlib
+import shlex
 from enum import StrEnum
 from typing import Annotated, Any, NamedTuple
 
@@ -74,7 +75,7 @@ MethodOption = Annotated[
 Samples = Annotated[
     Count,
     typer.Option(
-        help="Directions for mc (default 100,000), vde (10,000; 100 of a linear proposal), "
+        help="Directions for mc (default 100,000), vde (10,000; 200 of a linear proposal), "
         "deflated (32) and probed (100); probes for lanczos (30)."
     ),
 ]
@@ -157,6 +158,59 @@ def checked(
         rtol=rtol,
         seed=seed,
     )
+
+
+def command(
+    file: pathlib.Path, settings: Settings, header: bool | None, skip_rows: float, result: Any
+) -> str:
+    """What the next step about a result is an addition to: its options stay, as far as they apply."""
+    from determinax._advice import next_step
+
+    step = next_step(result)
+    added = [] if step is None else shlex.split(step.options)
+    method = Method(added[added.index("--method") + 1]) if added else settings.method
+    words = ["determinax", "estimate", str(file)]
+    for option, values in _written(settings, header, skip_rows).items():
+        name = option.removeprefix("--")
+        if option in added or (name in _TAKES and method not in _TAKES[name]):
+            continue
+        if step is not None and _is_spent(name, settings.method, "--samples" in added):
+            continue
+        words += [option, *values]
+    return shlex.join(words)
+
+
+def _is_spent(name: str, method: Method, has_samples: bool) -> bool:
+    """Whether the cure does without an option: a proposal that does not fit is to be fitted anew.
+
+    Frames belong to the number of samples: fewer than a hundred of them tell nothing.
+    """
+    if name == "frames":
+        return True
+    return not has_samples and method == Method.vde and name in ("proposal", "max-matvecs")
+
+
+def _written(settings: Settings, header: bool | None, skip_rows: float) -> dict[str, list[str]]:
+    """The options as they are written, without the method, its samples and its depth."""
+    flags = {
+        "--volume": settings.volume,
+        "--spd": settings.spd,
+        "--frames": settings.frames,
+        "--header": header is True,
+        "--no-header": header is False,
+    }
+    values = {
+        "--tolerance": settings.tolerance,
+        "--rtol": settings.rtol,
+        "--max-matvecs": settings.max_matvecs,
+        "--directions": settings.directions,
+        "--proposal": settings.proposal,
+        "--skip-rows": int(skip_rows) or None,
+        "--seed": settings.seed or None,
+    }
+    band = {} if settings.band is None else {"--band": [str(width) for width in settings.band]}
+    given = {option: [str(value)] for option, value in values.items() if value is not None}
+    return {option: [] for option, is_on in flags.items() if is_on} | given | band
 
 
 def _require_taken(method: Method, given: dict[str, Any]) -> None:
