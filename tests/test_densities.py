@@ -1,6 +1,7 @@
 """The density of data in one call: what it finds, says, draws and writes."""
 
 import json
+from types import SimpleNamespace
 
 import equinox as eqx
 import jax
@@ -15,6 +16,7 @@ from typer.testing import CliRunner
 import determinax as dx
 from determinax import places
 from determinax.cli import app
+from determinax.densities import fit
 from determinax.densities.verdict import duplicate_share
 
 mpl.use("Agg")
@@ -55,6 +57,28 @@ def test_a_stack_is_taken_where_bumps_fall_short():
     assert sum(found.parts.values()) == pytest.approx(1)
     scores = found.verdict.scores
     assert scores["this density"].mean > scores["uniform"].mean + 1
+
+
+def test_no_flow_is_begun_without_the_time_to_compile_and_train_it(points, monkeypatch):
+    """Each is given what is left, and none is begun where one would not end."""
+    given = []
+
+    def fit_samples(rows, *, max_seconds, **_):
+        given.append(max_seconds)
+        monkeypatch.setattr(fit.time, "perf_counter", lambda: 50.0 * len(given))
+        return SimpleNamespace(proposal=TRUTH)
+
+    monkeypatch.setattr(fit, "fit_samples", fit_samples)
+    monkeypatch.setattr(fit.time, "perf_counter", lambda: 0.0)
+    options = {"key": jax.random.key(1), "progress": False, "members": 4}
+    few = dx.density(points, seconds=10, **options)
+    assert not given
+    assert "flows fitted: 0 of 4 in the 10 s that they were given; 30 s are the" in few.report()
+    # the third would need 50 seconds like the others, and 40 are left
+    some = dx.density(points, seconds=140, **options)
+    assert given == [140, 90]
+    assert some.report().endswith("flows fitted: 2 of 4 in the 140 s that they were given")
+    assert (few.to_dict()["num_flows"], some.to_dict()["num_flows"]) == (0, 2)
 
 
 def test_points_that_stand_twice_are_said():

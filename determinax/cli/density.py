@@ -36,7 +36,7 @@ def density(
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")] = False,
     seconds: Annotated[
-        float, typer.Option(help="The time for flows; 0 leaves them out.", min=0.0)
+        float, typer.Option(help="The time for flows; below 30 there are none.", min=0.0)
     ] = 240.0,
     floor: Annotated[float, typer.Option(help="The least width of a kernel, in degrees.")] = 0.01,
     header: common.Header = None,

@@ -30,6 +30,8 @@ from determinax.training.samples import HORIZON, held_out_rows, horizon, require
 NEIGHBOURS, SCALES = (1, 2, 4, 8, 16, 32), (0.35, 0.7)
 BUMPS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32)
 _LEAST, _LEAST_SHARE = 10, 1e-3
+# a flow is compiled for 10 to 20 seconds, and needs about a thousand steps to be worth a look
+LEAST_SECONDS = 30.0
 
 
 class _Part(NamedTuple):
@@ -66,8 +68,10 @@ def density(
     - `validation`: the share of points that is held out, or which (True: held out).
     - `floor`: the least width of a kernel, in radians (a hundredth of a degree). Where points stand
         twice, this decides the likelihood: the verdict says how many do.
-    - `seconds`: the time for flows; 0 leaves them out, and then it takes seconds.
+    - `seconds`: the time for flows, with their compilation; all else takes some seconds more. Below 30
+        there is no time for a flow worth having, and none is fitted; 0 leaves them out.
     - `members`: flows of the ensemble at most: 6, or 4 from 8,000 points on, where each takes longer.
+        The report says how many there was time for.
     - `refit`: whether bumps and kernels take the held-out points in at the end, weights as they were.
 
     The same key gives the same result as long as the flows have the time they need.
@@ -117,6 +121,7 @@ def density(
         num_held_out=int(held.sum()),
         seconds=time.perf_counter() - start,
         key=key,
+        flows=_flows_said(sum(p.family == "flows" for p in parts), members, seconds),
     )
 
 
@@ -213,11 +218,11 @@ def _bumps(train, key, floor, part) -> list[_Part]:
 
 
 def _ensemble(rows, held, key, seconds, members, report) -> list[AbstractProposal]:
-    """Flows from different starts, as many as there is time for."""
-    start, took, found = time.perf_counter(), 0.0, []
+    """Flows from different starts, as many as there is time for; the first one's has its compilation."""
+    start, took, found = time.perf_counter(), LEAST_SECONDS, []
     for i in range(members):
         left = seconds - (time.perf_counter() - start)
-        if left < max(took, 1e-3):
+        if left < took:
             break
         _say(report, f"flow {i + 1}")
         began = time.perf_counter()
@@ -231,6 +236,14 @@ def _ensemble(rows, held, key, seconds, members, report) -> list[AbstractProposa
         took = time.perf_counter() - began
         found.append(fit.proposal)
     return found
+
+
+def _flows_said(num: int, members: int, seconds: float) -> str:
+    if not seconds or not members:
+        return "flows fitted: none, as they were left out"
+    text = f"flows fitted: {num} of {members} in the {seconds:g} s that they were given"
+    few = f"; {LEAST_SECONDS:g} s are the least for one"
+    return text if seconds >= LEAST_SECONDS else text + few
 
 
 def _stacked(parts: list[_Part]) -> tuple[list[_Part], np.ndarray, bool]:

@@ -27,7 +27,7 @@ class Density:
     - `models`: everything that was fitted, whether it has a weight or not.
     - `verdict`: held-out likelihoods of all models, tests and reasons; `status` is its word: "ok",
         "no structure", "overfit" or "underfit".
-    - `num_points`, `num_held_out`, `seconds`: what it rests on.
+    - `num_points`, `num_held_out`, `seconds`: what it rests on; `flows` says how many there was time for.
 
     !!! example
 
@@ -46,6 +46,7 @@ class Density:
     num_held_out: int
     seconds: float
     key: PRNGKeyArray
+    flows: str = ""
 
     @property
     def n(self) -> int:
@@ -113,7 +114,8 @@ class Density:
             f"held out), {self.seconds:.1f} s: {self.status}"
         )
         shares = ", ".join(f"{name} {share:.1%}" for name, share in self.parts.items())
-        return f"{head}\n{self.verdict}\nweights: {shares}"
+        lines = (head, str(self.verdict), f"weights: {shares}", self.flows)
+        return "\n".join(line for line in lines if line)
 
     def to_dict(self) -> dict[str, Any]:
         """Plain numbers and words, for JSON."""
@@ -126,6 +128,7 @@ class Density:
             "num_held_out": self.num_held_out,
             "seconds": self.seconds,
             "weights": self.parts,
+            "num_flows": sum(name.startswith("flow ") for name in self.models),
             "held_out": {name: _numbers(value) for name, value in v.scores.items()},
             "surplus": _numbers(v.surplus),
             "p_value": v.p_value,
