@@ -7,6 +7,7 @@ import signal
 import socket
 import time
 
+import jax
 import numpy as np
 import processes
 import pytest
@@ -82,6 +83,105 @@ def test_processes_that_were_given_different_matrices_refuse_in_one_sentence(tmp
         assert line.startswith("determinax: process 1 was given something else than process 0")
 
 
+def test_a_process_whose_file_cannot_be_read_says_so_before_it_waits(tmp_path):
+    (tmp_path / "c.npy").write_bytes(b"no matrix")
+    began = time.monotonic()
+    done = processes.finish(
+        estimate(tmp_path, 0, f"127.0.0.1:{free_port()}", samples="1e4", name="c.npy"), 50
+    )
+    assert done.returncode == 2
+    assert "c.npy" in done.stderr
+    assert "waiting" not in done.stderr
+    assert time.monotonic() - began < 40
+
+
+def test_a_process_whose_peers_are_late_says_for_whom_it_waits(tmp_path):
+    address = f"127.0.0.1:{free_port()}"
+    alone = estimate(tmp_path, 0, address, samples="1e4")
+    try:
+        assert alone.stderr.readline() == f"determinax: waiting for 2 processes at {address}\n"
+    finally:
+        processes.end(alone)
+
+
+@pytest.mark.parametrize("number", [0, 1])
+def test_a_process_whose_peers_never_come_ends_with_a_sentence(number):
+    address = f"127.0.0.1:{free_port()}"
+    code = (
+        "import determinax as dx\n"
+        f"dx.distributed.initialize({address!r}, 2, {number}, initialization_timeout=2)"
+    )
+    done = processes.finish(processes.start("-c", code), 60)
+    assert (done.returncode, done.stdout) == (2, "")
+    first, last = done.stderr.splitlines()
+    assert first == f"determinax: waiting for 2 processes at {address}"
+    assert last == f"determinax: waited 2 s for 2 processes at {address}: start them all"
+
+
+SLURM = {
+    "SLURM_JOB_ID": "8193",
+    "SLURM_STEP_NODELIST": "localhost",
+    "SLURM_NTASKS": "2",
+    "SLURM_PROCID": "1",
+    "SLURM_LOCALID": "1",
+    "SLURM_STEP_NUM_NODES": "1",
+}
+OPEN_MPI = {
+    "OMPI_MCA_orte_hnp_uri": "1531576320.0;tcp://10.96.0.1,10.148.0.1:34911",
+    "OMPI_COMM_WORLD_SIZE": "4",
+    "OMPI_COMM_WORLD_RANK": "3",
+    "OMPI_COMM_WORLD_LOCAL_RANK": "3",
+}
+
+
+def test_slurm_and_open_mpi_are_found_by_their_variables():
+    assert dx.distributed.cluster({}) is None
+    assert dx.distributed.cluster(SLURM) == ("localhost:61441", 2, 1, True)
+    assert dx.distributed.cluster(OPEN_MPI) == ("10.96.0.1:62624", 4, 3, True)
+    for nodes, host in {
+        "node[007-015,020],other": "node007",
+        "node[1,7-15]": "node1",
+        "node3,host2": "node3",
+    }.items():
+        found = dx.distributed.cluster(SLURM | {"SLURM_STEP_NODELIST": nodes})
+        assert found.coordinator_address == f"{host}:61441"
+    # a name that is the loopback's here is of no use to the other nodes
+    assert not dx.distributed.cluster(SLURM | {"SLURM_STEP_NUM_NODES": "2"}).binds
+    six = OPEN_MPI | {"OMPI_MCA_orte_hnp_uri": "1314521088.0;tcp6://[fe80::1,2620::2]:43370"}
+    assert dx.distributed.cluster(six).coordinator_address.startswith("[fe80::1]:")
+
+
+@pytest.mark.parametrize(("variables", "host"), [(SLURM, "localhost"), (OPEN_MPI, "10.96.0.1")])
+def test_the_address_that_was_detected_is_the_only_one_that_is_listened_on(
+    variables, host, monkeypatch
+):
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    seen = {}
+    monkeypatch.setattr(jax.distributed, "initialize", lambda *a, **o: seen.update(o, given=a))
+    monkeypatch.setattr(jax.config, "update", lambda *_: None)
+    dx.distributed.initialize()
+    address = dx.distributed.cluster(variables).coordinator_address
+    assert address.startswith(f"{host}:")
+    assert seen["coordinator_bind_address"] == seen["given"][0] == address
+
+
+@pytest.mark.slow
+def test_two_processes_find_each_other_by_what_slurm_says(tmp_path):
+    np.save(tmp_path / "a.npy", near_isometry(20, 0.1))
+    command = ["-m", "determinax.cli", "estimate", tmp_path / "a.npy", "--method", "mc", "--json"]
+    command += ["--samples", "1e4", "--distributed"]
+    job = str(os.getpid())  # which tells the port
+    started = []
+    for i in range(2):
+        names = SLURM | {"SLURM_JOB_ID": job, "SLURM_PROCID": str(i), "SLURM_LOCALID": str(i)}
+        started.append(processes.start(*command, env=processes.environment(1, **names)))
+    first, second = [processes.finish(process, 200) for process in started]
+    assert first.returncode == second.returncode == 0, first.stderr
+    assert json.loads(first.stdout)["status"] == "ok"
+    assert second.stdout == ""
+
+
 def said(err):
     """The lines on standard error, but for what is said while a process waits for others."""
     return [line for line in err.splitlines() if "waiting for" not in line]
@@ -143,7 +243,7 @@ def test_a_death_is_one_sentence_and_one_exit_code_and_the_run_goes_on_elsewhere
             seconds = time.monotonic() - began
             assert process.returncode == DIED, (out, err)
             assert out == ""
-            (line,) = err.splitlines()
+            (line,) = said(err)
             assert line.startswith(SENTENCE + "; go on with: determinax estimate")
             assert seconds < 30
             print(f"{name}: {seconds:.1f} s")

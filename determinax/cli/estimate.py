@@ -105,13 +105,16 @@ def estimate(
             common.require_writable(checkpoint)
             common.require_apart(checkpoint, file, proposal)
             common.resumable(checkpoint.exists)
-        group = supervise.joined(distributed, coordinator, num_processes, process_id)
-        with group as is_first, reporting(None if is_first else False) as report:
-            job = Job(checkpoint, resume, distributed)
-            result = estimated(file, settings, header, skip_rows, report, job)
-            again = options.command(file, settings, header, skip_rows, result)
-            text = _as_json(result, file, seed) if as_json else common.shown(result, again)
-            status = result.status
+        group = supervise.group_of(distributed, coordinator, num_processes, process_id)
+        with reporting() as report:
+            # before the others are joined: they need not wait for a file that cannot be read
+            matrix = admitted(file, settings, header, skip_rows, report)
+            with supervise.joined(group) as is_first:
+                job = Job(checkpoint, resume, distributed)
+                result = run(matrix, settings, report, job).estimate
+                again = options.command(file, settings, header, skip_rows, result)
+                text = _as_json(result, file, seed) if as_json else common.shown(result, again)
+                status = result.status
         _interrupts.conclude()
         if is_first:
             supervise.say(text)
@@ -140,10 +143,9 @@ def estimated(
     header: bool | None = None,
     skip_rows: float = 0,
     report: Report | None = None,
-    job: Job = Job(),  # noqa: B008 - a tuple of constants
 ) -> Any:
     """The estimate for the matrix in a file."""
-    return run(admitted(file, settings, header, skip_rows, report), settings, report, job).estimate
+    return run(admitted(file, settings, header, skip_rows, report), settings, report).estimate
 
 
 def admitted(

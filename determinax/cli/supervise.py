@@ -15,7 +15,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Iterator
-from typing import IO, NoReturn
+from typing import IO, NamedTuple, NoReturn
 
 import typer
 
@@ -29,6 +29,7 @@ DIED = 4
 _VARIABLE = "DETERMINAX_CHILD"
 # seconds between two looks; of silence until somebody counts as stopped; to leave after SIGTERM
 _LOOK, _SILENCE, _LEAVING = 0.2, 8.0, 5.0
+_WAITING = "determinax: waiting for "
 _ENDS = (0, 1, common.BAD_INPUT, common.UNRELIABLE)
 
 
@@ -59,7 +60,7 @@ def run_in_child() -> NoReturn:
         os.close(heard)
         os.close(result)
         with _interrupts.before_leaving(lambda: _end(child)):
-            code = _watched(child, pulse)
+            code = _watched(child, pulse, said)
         with os.fdopen(found) as text:
             printed = text.read()
         if code not in _ENDS:
@@ -72,10 +73,11 @@ def run_in_child() -> NoReturn:
         raise typer.Exit(code)
 
 
-def _watched(child: subprocess.Popen, pulse: int) -> int:
+def _watched(child: subprocess.Popen, pulse: int, said: IO[bytes]) -> int:
     """The child's exit code, once it has ended; a child that has stopped is killed."""
-    stopped = None
+    stopped, heard = None, False
     while True:
+        heard = heard or _waits(said)
         with contextlib.suppress(BrokenPipeError, BlockingIOError):
             os.write(pulse, b".")
         number, status = os.waitpid(child.pid, os.WNOHANG | os.WUNTRACED | os.WCONTINUED)
@@ -90,6 +92,16 @@ def _watched(child: subprocess.Popen, pulse: int) -> int:
             child.kill()
             stopped = None
         time.sleep(_LOOK)
+
+
+def _waits(said: IO[bytes]) -> bool:
+    """Whether the child has said for whom it waits, which is passed on at once."""
+    text = os.pread(said.fileno(), 2**16, 0).decode(errors="replace")  # the child writes at its end
+    found = [line for line in text.splitlines(keepends=True) if line.startswith(_WAITING)]
+    if not found or not found[0].endswith("\n"):
+        return False
+    print(found[0], end="", file=sys.stderr, flush=True)
+    return True
 
 
 def _end(child: subprocess.Popen) -> None:
@@ -115,7 +127,7 @@ def _pass_on(said: IO[bytes], code: int) -> None:
     """What the child said itself: its sentences, and all of it where it ended by a bug."""
     said.seek(0)
     for line in said.read().decode(errors="replace").splitlines():
-        if code == 1 or line.startswith("determinax:"):
+        if code == 1 or (line.startswith("determinax:") and not line.startswith(_WAITING)):
             print(line, file=sys.stderr, flush=True)
 
 
@@ -124,19 +136,25 @@ def _pass_on(said: IO[bytes], code: int) -> None:
 _result: int | None = None
 
 
-@contextlib.contextmanager
-def joined(
-    distributed: bool, coordinator: str | None, num_processes: Count, process_id: Count
-) -> Iterator[bool]:
-    """Within, this process is one of the run's; whether it is the first, which speaks for all.
+class Group(NamedTuple):
+    """The processes that this one is to join."""
 
-    The process that the user has started never gets there: it watches a child that does.
+    coordinator: str | None
+    num: int | None
+    number: int | None
+
+
+def group_of(
+    distributed: bool, coordinator: str | None, num_processes: Count, process_id: Count
+) -> Group | None:
+    """The group that the options name; None without `--distributed`.
+
+    The process that the user has started never gets further: it watches a child that does.
     """
     if not distributed:
         if coordinator is not None or num_processes is not None or process_id is not None:
             raise ValueError("--coordinator, --num-processes and --process-id want --distributed")
-        yield True
-        return
+        return None
     num, number = (
         common.whole(num_processes, "num-processes"),
         common.whole(process_id, "process-id", least=0),
@@ -145,10 +163,19 @@ def joined(
         run_in_child()
     global _result
     _result = follow_parent()
+    return Group(coordinator, num, number)
+
+
+@contextlib.contextmanager
+def joined(wanted: Group | None) -> Iterator[bool]:
+    """Within, this process is one of the run's; whether it is the first, which speaks for all."""
+    if wanted is None:
+        yield True
+        return
     from determinax import distributed as group
 
     common.set_up_jax(None)
-    group.initialize(coordinator, num, number)
+    group.initialize(*wanted)
     try:
         yield group.is_first()
     except group.PeerLost:
