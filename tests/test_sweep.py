@@ -161,6 +161,47 @@ def started(tmp_path, *options, num=6):
     return processes.start(*command, "--samples", 1000, *options, env=env)
 
 
+@pytest.fixture
+def cluster(request):
+    """A Dask cluster on this machine, with processes or threads as its workers, and its client."""
+    distributed = pytest.importorskip("distributed", reason="no Dask: pip install '.[cluster]'")
+    options = {"dashboard_address": None, "threads_per_worker": 1, "n_workers": request.param[0]}
+    made = distributed.LocalCluster(processes=request.param[1], **options)
+    with made, distributed.Client(made) as client:
+        yield made, client
+
+
+@pytest.mark.parametrize("cluster", [(1, False)], indirect=True)
+def test_a_sweep_on_dask_is_that_on_threads(cluster):
+    operators, method = [near_isometry(5), np.ones((2, 3)), near_isometry(5)], dx.MonteCarlo(200)
+    keys = jax.random.split(jax.random.key(0), 3)
+    with cluster[1].get_executor(pure=False) as executor:
+        found = dx.sweep(operators, method, key=keys, executor=executor)
+    assert [one.error is None for one in found] == [True, False, True]
+    for i in (0, 2):
+        assert float(found[i]) == float(dx.log_abs_det(operators[i], method, key=keys[i]))
+
+
+def _slow_square(number):
+    time.sleep(0.1)
+    return number**2
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("cluster", [(2, True)], indirect=True)
+def test_a_killed_worker_of_dask_loses_nothing_and_doubles_nothing(cluster):
+    made, client = cluster
+    tasks = [Task(str(i), _slow_square, (i,)) for i in range(40)]
+    seen = []
+    with client.get_executor(pure=False) as executor:
+        for task, result in completed(tasks, executor):
+            seen.append((task.name, result))
+            if len(seen) in (5, 15):
+                victim = next(iter(client.run(os.getpid).values()))
+                os.kill(victim, signal.SIGKILL)
+    assert sorted(seen) == sorted((str(i), i**2) for i in range(40))
+
+
 def workers_of(process):
     return [int(pid) for pid in os.popen(f"pgrep -P {process.pid}").read().split()]
 
