@@ -190,7 +190,7 @@ def _slow_square(number):
 @pytest.mark.slow
 @pytest.mark.parametrize("cluster", [(2, True)], indirect=True)
 def test_a_killed_worker_of_dask_loses_nothing_and_doubles_nothing(cluster):
-    made, client = cluster
+    client = cluster[1]
     tasks = [Task(str(i), _slow_square, (i,)) for i in range(40)]
     seen = []
     with client.get_executor(pure=False) as executor:
