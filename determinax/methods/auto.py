@@ -2,6 +2,7 @@
 
 import math
 import time
+from typing import Any
 
 import equinox as eqx
 import jax
@@ -23,7 +24,7 @@ from determinax.methods.exact import Exact, dense_memory, dense_seconds, sparse_
 from determinax.methods.lanczos import Lanczos
 from determinax.methods.monte_carlo import MonteCarlo
 from determinax.methods.probed import Probed
-from determinax.operators import Products, Traits, traits
+from determinax.operators import NO_PRODUCTS, Products, Traits, traits
 from determinax.progress import Report
 
 # without a budget: what an LU on a workstation does in about a minute
@@ -45,9 +46,13 @@ _DIRECTIONS, _REST_DEPTH = 0.75, 10
 _COMPLEMENT = 8
 # entries of the frames that may be kept
 _FRAME_ENTRIES = 2**27
-# seconds for a product and a row in Lanczos on one core, measured on sparse matrices of 60,000 and
-# 300,000 rows at depth 50 to 100; and so many products are always tried
-_ROW_SECONDS, _LEAST = 1.5e-7, 64
+# seconds beside the product itself for each row of one in Lanczos of depth up to 50, and in proportion to
+# the depth beyond, measured on one core and sparse matrices of 60,000 and 300,000 rows
+_ROW_SECONDS, _ROW_DEPTH = 1.5e-7, 50
+# the same for a direction that is drawn; and multiplications a second in the QR of a tall frame
+_DRAW_SECONDS, _FRAME_RATE = 5e-8, 2e9
+# products that are tried whatever they take: as rows are reckoned, and once a product was timed
+_LEAST, _FEWEST = 64, 8
 
 
 @registered("auto")
@@ -60,6 +65,8 @@ class Auto(AbstractSelector):
         result is exact. None: exact up to n = 8192, and a budget of n/4 products beyond, or of as many
         as `max_seconds` are reckoned to allow.
     - `max_seconds`: how long a factorisation may be predicted to take, unless n products are allowed.
+        Without `max_matvecs` its products count too, as do those of sampling: one or two are timed first,
+        unless A is an explicit matrix.
 
     Sparse, diagonal and tridiagonal operators are known as they are: factorising them (`Exact`) spends
     no products, so that `max_matvecs` does not forbid it. What it takes in seconds and memory is
@@ -131,42 +138,67 @@ class Auto(AbstractSelector):
             probed = self._probed(operator, key, allowed, report, seconds)
             if probed is not None:
                 return probed
+        timed = NO_PRODUCTS
         if n <= limit and not too_much:
-            needed = dense_memory(t)
-            cost = in_words(dense_seconds(t), needed)
-            if needed <= _checks.physical_memory():
-                why = (
-                    f"Auto chose Exact: {n:,} products give A itself, and {limit:,} were allowed; "
-                    f"{cost}."
-                )
-                return Selection(Exact(), operator, why)
-            too_much = f"a dense matrix and its factors would take {cost}, "
-        return self._sampled(operator, require_key(key, "Auto"), spent, too_much)
+            each, left = 0.0, seconds - dense_seconds(t)
+            if not all_allowed and left > 0 and not is_explicit(operator):
+                each, timed = _timed(operator, left / n)
+            exact = _exact(operator, seconds, each, limit)
+            if isinstance(exact, Selection):
+                return exact._replace(spent=timed)
+            too_much = f"all products, a dense matrix and its factors would take {exact}, "
+        return self._sampled(operator, require_key(key, "Auto"), spent, timed, too_much)
 
-    def _sampled(self, operator, key: PRNGKeyArray, spent: Products, too_much: str) -> Selection:
+    def _sampled(
+        self, operator, key: PRNGKeyArray, spent: Products, timed: Products, too_much: str
+    ) -> Selection:
         """What a few pilot products recommend."""
         t = traits(operator)
         n = t.num_dense
         # the product that told, once, whether there is a transpose shall not change the choice
-        budget = max(1, self._budget(t) - spent.forward)
+        budget = max(1, self._budget(t) - spent.forward - timed.forward)
         pilot = min(_PILOT, budget // 4) // 2 * 2
         if pilot < 4:
             # a good share of n directions is worth more exactly than as samples
             method = _deflated(t, budget) if 4 * budget > n else MonteCarlo(budget)
             name = type(method).__name__
             why = f"Auto chose {name}: {too_much}no pilot run within {budget:,} products."
-            return Selection(method, operator, why)
-        spread, condition, each = _look(operator, stream(key, "pilot"), pilot)
+            return Selection(method, operator, why, timed)
+        spread, condition, each = _pilot_figures(operator, stream(key, "pilot"), pilot)
+        spent = timed + Products(pilot)
+        if timed.total:  # a block of products may be much quicker than one by one
+            exact = _exact(operator, self.max_seconds, each, self._limit())
+            if isinstance(exact, Selection):
+                return exact._replace(spent=spent)
         left = budget - pilot
+        if self.max_matvecs is None:
+            left = self._affordable(t, spread, condition, each, left)
         method, why = self._choose(t, spread, condition, left)
-        lasting = left * max(each, _ROW_SECONDS * t.cols)
         # the cost first: a progress bar has a line for this, and shows its beginning
         why = (
-            f"Auto chose {type(method).__name__}: {left:,} products, about {lasting:.2g} s; {too_much}"
+            f"Auto chose {type(method).__name__}: {left:,} products, about "
+            f"{lasting(t, method, each):.2g} s; {too_much}"
             f"{n:,} products would give A itself; in {pilot} pilot ones log-weights spread by "
             f"{spread:.2g} nats, {why}."
         )
-        return Selection(method, operator, why, Products(pilot))
+        return Selection(method, operator, why, spent)
+
+    def _affordable(
+        self, t: Traits, spread: float, condition: float, each: float, most: int
+    ) -> int:
+        """So many products, at most, as what is chosen for them ends in time with."""
+
+        def fits(left: int) -> bool:
+            method, _ = self._choose(t, spread, condition, left)
+            return lasting(t, method, each) <= self.max_seconds
+
+        fewest = min(_FEWEST, most)
+        if fits(most):
+            return most
+        while most - fewest > max(1, fewest // 32):
+            middle = (fewest + most) // 2
+            fewest, most = (middle, most) if fits(middle) else (fewest, middle)
+        return fewest
 
     def _probed(
         self, operator, key, budget: int, report: Report | None, seconds: float
@@ -222,7 +254,63 @@ def _deflated(t: Traits, left: int) -> AbstractMethod:
     return Deflated(directions, MonteCarlo(left - directions))
 
 
-def _look(operator, key: PRNGKeyArray, num: int) -> tuple[float, float, float]:
+def is_explicit(operator: lx.AbstractLinearOperator) -> bool:
+    """Whether it is a dense matrix, complex or not, so that no product has to be taken."""
+    inner: Any = operator
+    inner = inner.inner if isinstance(operator, ops.RealEmbedding) else operator
+    return isinstance(ops.untagged(inner), lx.MatrixLinearOperator)
+
+
+def _exact(
+    operator: lx.AbstractLinearOperator, seconds: float, each: float, limit: int
+) -> Selection | str:
+    """All products and a dense factorisation, or what they would take where that is too much."""
+    t = traits(operator)
+    needed = dense_memory(t)
+    reckoned = t.num_dense * each + dense_seconds(t)
+    cost = in_words(reckoned, needed)
+    if reckoned > seconds or needed > _checks.physical_memory():
+        return cost
+    why = f"Auto chose Exact: {t.num_dense:,} products give A itself, and {limit:,} were allowed; {cost}."
+    return Selection(Exact(), operator, why)
+
+
+def lasting(t: Traits, method: AbstractMethod, each: float) -> float:
+    """Seconds that a method is reckoned to take, at so many for a product."""
+    if isinstance(method, Deflated):
+        # the frame and its images are made orthonormal, and every product passes both
+        k = method.num_directions
+        passing = 8 * k * t.cols / _FRAME_RATE
+        return k * each + 2 * _frame_seconds(t, k) + lasting(t, method.method, each + passing)
+    products = method.cost(t).total
+    if isinstance(method, Lanczos):
+        row = _ROW_SECONDS * max(1.0, method.depth / _ROW_DEPTH)
+    else:
+        row = _DRAW_SECONDS
+    framed = isinstance(method, MonteCarlo) and method.directions == "frames"
+    own = _frame_seconds(t, min(products, t.cols)) if framed else 0.0
+    return own + products * (each + row * t.cols)
+
+
+def _frame_seconds(t: Traits, num: int) -> float:
+    return 4 * t.cols * num**2 / _FRAME_RATE
+
+
+def _timed(operator: lx.AbstractLinearOperator, enough: float) -> tuple[float, Products]:
+    """Seconds for a product: the first may have to be compiled, and counts if it is quick enough."""
+    takes = operator.in_structure()
+    vector = jnp.full((*takes.shape, 1), takes.shape[0] ** -0.5, takes.dtype)
+    each = math.inf
+    for spent in (1, 2):
+        began = time.perf_counter()
+        jax.block_until_ready(ops.compiled_columns(operator, vector))
+        each = min(each, time.perf_counter() - began)
+        if each <= enough:
+            return each, Products(spent)
+    return each, Products(2)
+
+
+def _pilot_figures(operator, key: PRNGKeyArray, num: int) -> tuple[float, float, float]:
     """The spread of a frame's log-weights, the condition of its images, seconds for a product."""
     frame = sphere.frame(key, operator.in_size(), num, operator.in_structure().dtype)
     parts, began = [], 0.0
