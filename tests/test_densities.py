@@ -1,5 +1,6 @@
 """The density of data in one call: what it finds, says, draws and writes."""
 
+import io
 import json
 from types import SimpleNamespace
 
@@ -271,13 +272,40 @@ def test_columns_are_found_by_their_names(tmp_path):
 
 
 @pytest.mark.parametrize(
+    "text",
+    [
+        "lon\tlat\tname\n20\t10\ta, b\n40\t-30.5\tc\n",
+        "name;lat;lon\na;10;20\nb;-30,5;40\n",
+        'name,lat,lon\n"two\nlines, one ""cell""",10,20\n# said between\nc,-30.5,40\n',
+    ],
+)
+def test_tables_of_every_kind(tmp_path, monkeypatch, text):
+    (tmp_path / "a.csv").write_text(text)
+    lon, lat = places.read_lonlat(tmp_path / "a.csv")
+    assert (lon.tolist(), lat.tolist()) == ([20, 40], [10, -30.5])
+    monkeypatch.setattr("sys.stdin", io.StringIO(text))
+    assert places.read_lonlat("-")[1].tolist() == [10, -30.5]
+
+
+def test_rows_without_a_place_are_dropped_and_counted(tmp_path):
+    (tmp_path / "a.csv").write_text("lon,lat\n1,2\n,3\nNA,nan\n4\n5,6\n")
+    found = places.read_places(tmp_path / "a.csv", drop_missing=True)
+    assert (found.longitude.tolist(), found.num_dropped) == ([1, 5], 3)
+    (tmp_path / "a.csv").write_text("lon,lat\n1,2\nx,3\n")
+    with pytest.raises(ValueError, match=r"line 3, column 1 holds 'x', not degrees$"):
+        places.read_places(tmp_path / "a.csv", drop_missing=True)
+
+
+@pytest.mark.parametrize(
     ("text", "columns", "sentence"),
     [
         ("", None, "empty"),
         ("1,2\n", None, "no columns are named"),
         ("lon,lat\n", None, "no events"),
         ("lon,lat\n1,2\n3,x\n", None, "line 3, column 2 holds 'x'"),
-        ("lon,lat\n1\n", None, "line 2, column 2 holds ''"),
+        ("lon,lat\n1\n", None, "line 2, column 2 holds '', not degrees: drop such rows"),
+        ("lon,lat,latitude\n1,2,3\n", None, "more than one column is named latitude: lat and"),
+        ('lon,lat,x\n1,2,"a\nb"\n3,x,c\n', None, "line 4, column 2 holds 'x'"),
         ("a,b\n1,2\n", ("a", "c"), "no column 'c'"),
         ("a,b\n1,2\n", ("a",), "columns are two"),
     ],
@@ -296,14 +324,18 @@ def test_from_a_file_to_a_map_and_to_new_points(tmp_path, monkeypatch, points):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     lon, lat = (np.asarray(a) for a in dx.sphere.to_lonlat(points))
     lines = [f"{a:.4f},{b:.4f}" for a, b in zip(lat, lon, strict=True)]
-    (tmp_path / "events.csv").write_text("\n".join(["latitude,longitude", *lines]))
+    (tmp_path / "events.csv").write_text("\n".join(["latitude,longitude", *lines, ","]))
     q, globe = tmp_path / "q.safetensors", tmp_path / "globe.html"
     ended = run(
         *("density", tmp_path / "events.csv", "--lonlat", "--seconds", "0", "--json"),
-        *("--map", globe, "--save", q),
+        *("--map", globe, "--save", q, "--drop-missing"),
     )
     assert ended.exit_code == 0, ended.output
-    assert json.loads(ended.stdout)["status"] == "ok"
+    printed = json.loads(ended.stdout)
+    assert (printed["status"], printed["num_dropped"]) == ("ok", 1)
+    assert ended.stderr == "dropped: 1 row without a place\n"
+    assert printed["floor"] == pytest.approx(np.deg2rad(0.01))
+    assert set(printed["held_out"]["uniform"]) == {"mean", "standard_error"}
     assert "data:image/png;base64," in globe.read_text()
     # 32 bits, which sessions of either kind can load
     assert {a.dtype.name for a in safetensors.numpy.load_file(q).values()} == {"float32"}
@@ -314,6 +346,8 @@ def test_from_a_file_to_a_map_and_to_new_points(tmp_path, monkeypatch, points):
     assert np.all(TRUTH.log_density(dx.sphere.from_lonlat(*drawn.T)) > -15)
     assert run("sample", q, "5", "--out", tmp_path / "new.csv").exit_code == 0
     assert (tmp_path / "new.csv").read_text().startswith("x1,x2,x3\n")
+    assert run("sample", q, "5", "--out", tmp_path / "new.npy").exit_code == 0
+    assert np.load(tmp_path / "new.npy").shape == (5, 3)
 
 
 @pytest.mark.parametrize(
@@ -324,7 +358,11 @@ def test_from_a_file_to_a_map_and_to_new_points(tmp_path, monkeypatch, points):
         (["density", "a.csv", "--lonlat", "--map", "a.gif"], "maps are .png"),
         (["density", "a.csv", "--lonlat", "--floor", "0"], "--floor is a width above 0"),
         (["density", "a.csv", "--lonlat"], "the latitude of row 1 is 95"),
+        (["density", "none.csv", "--lonlat", "--save", "q.npy"], "are saved as .safetensors"),
+        (["density", "a.csv", "--drop-missing"], "say --lonlat, too"),
+        (["density", "-"], "standard input is a table of places"),
         (["sample", "none.safetensors", "5"], "no such file"),
+        (["sample", "a.csv", "5", "--out", "a.npz"], "written as .csv, .txt or .npy"),
     ],
 )
 def test_the_command_line_refuses(tmp_path, monkeypatch, arguments, sentence):

@@ -1,5 +1,6 @@
 """`determinax density` and `determinax sample`."""
 
+import io
 import json
 import pathlib
 import sys
@@ -13,20 +14,25 @@ from determinax.cli.common import Count
 from determinax.progress import Report, reporting
 
 _MAPS = (".png", ".svg", ".pdf", ".html")
+_SAVED, _DRAWN = ("", ".safetensors"), ("", ".csv", ".txt", ".npy")
 
 
 def density(
     file: Annotated[
-        pathlib.Path, typer.Argument(help="Points, one a row: .csv .txt .npy (see --lonlat).")
+        pathlib.Path,
+        typer.Argument(help="Points, one a row: .csv .txt .npy, or - with --lonlat."),
     ],
     lonlat: Annotated[
         bool,
-        typer.Option("--lonlat", help="Columns of a .csv are longitude and latitude in degrees."),
+        typer.Option("--lonlat", help="Columns of a table are longitude and latitude in degrees."),
     ] = False,
     columns: Annotated[
         str | None,
         typer.Option(help="With --lonlat: which columns, by name or number: LON,LAT."),
     ] = None,
+    drop_missing: Annotated[
+        bool, typer.Option("--drop-missing", help="With --lonlat: pass over rows without a place.")
+    ] = False,
     map_to: Annotated[
         pathlib.Path | None,
         typer.Option("--map", help="Draw a map: .png .svg .pdf, or .html for a globe to turn."),
@@ -58,6 +64,12 @@ def density(
     with common.bad_input_exits():
         if columns is not None and not lonlat:
             raise ValueError("--columns names longitude and latitude: say --lonlat, too")
+        if drop_missing and not lonlat:
+            raise ValueError("--drop-missing is for longitude and latitude: say --lonlat, too")
+        if str(file) == "-" and not lonlat:
+            raise ValueError("standard input is a table of places: say --lonlat, too")
+        if save is not None and save.suffix.lower() not in _SAVED:
+            raise ValueError(f"{save}: densities are saved as .safetensors")
         if map_to is not None and map_to.suffix.lower() not in _MAPS:
             raise ValueError(f"{map_to}: maps are {' '.join(_MAPS)}")
         if not floor > 0:
@@ -66,9 +78,18 @@ def density(
             if path is not None:
                 common.require_writable(path)
         with reporting() as report:
-            values = _read(file, lonlat, columns, header, skip_rows, report)
+            about: dict[str, Any] = {"file": str(file), "seed": seed}
+            if lonlat:
+                *values, dropped = _read_places(
+                    file, columns, drop_missing, header, skip_rows, report
+                )
+                about["num_dropped"] = dropped
+            else:
+                values = common.read(file, header, skip_rows, report)
             found = _fit(values, lonlat, map_to, save, seconds, floor, seed, report)
-        about = {"file": str(file), "seed": seed}
+        if drop_missing:
+            rows = "1 row" if about["num_dropped"] == 1 else f"{about['num_dropped']:,} rows"
+            print(f"dropped: {rows} without a place", file=sys.stderr)
         print(json.dumps(about | found.to_dict(), indent=2) if as_json else found, flush=True)
 
 
@@ -79,7 +100,8 @@ def sample(
         bool, typer.Option("--lonlat", help="Longitude and latitude in degrees (n = 3).")
     ] = False,
     out: Annotated[
-        pathlib.Path | None, typer.Option(help="A .csv file; standard output by default.")
+        pathlib.Path | None,
+        typer.Option(help="A .csv or .npy file; standard output by default."),
     ] = None,
     seed: common.Seed = 0,
 ) -> None:
@@ -99,36 +121,54 @@ def sample(
         if not proposal.exists():
             raise ValueError(f"{proposal}: no such file")
         if out is not None:
+            if out.suffix.lower() not in _DRAWN:
+                raise ValueError(f"{out}: points are written as .csv, .txt or .npy")
             common.require_writable(out)
         with reporting() as report:
             names, rows = _drawn(proposal, count, lonlat, seed, report)
-        lines = (",".join(f"{x:.9g}" for x in row) for row in rows.tolist())
-        text = "\n".join([",".join(names), *lines]) + "\n"
         if out is None:
-            sys.stdout.write(text)
-        else:
-            out.write_text(text)
-            print(f"{count:,} points in {out}", flush=True)
+            sys.stdout.write(_as_text(names, rows))
+            return
+        _write(out, names, rows)
+        print(f"{count:,} points in {out}", flush=True)
 
 
-def _read(
+def _as_text(names: list[str], rows: Any) -> str:
+    lines = (",".join(f"{x:.9g}" for x in row) for row in rows.tolist())
+    return "\n".join([",".join(names), *lines]) + "\n"
+
+
+def _write(path: pathlib.Path, names: list[str], rows: Any) -> None:
+    """All or nothing, as the name asks: NumPy's own format has no room for names."""
+    from determinax.storage import write_atomically
+
+    if path.suffix.lower() != ".npy":
+        write_atomically(path, _as_text(names, rows).encode())
+        return
+    import numpy as np
+
+    buffer = io.BytesIO()
+    np.save(buffer, rows)
+    write_atomically(path, buffer.getvalue())
+
+
+def _read_places(
     file: pathlib.Path,
-    lonlat: bool,
     columns: str | None,
+    drop_missing: bool,
     header: bool | None,
     skip_rows: float,
     report: Report | None,
 ) -> Any:
-    if not lonlat:
-        return common.read(file, header, skip_rows, report)
     if header is not None or skip_rows:
         raise ValueError("--lonlat finds the header by itself: leave --header and --skip-rows out")
-    if not file.exists():  # said before NumPy is there
+    if str(file) != "-" and not file.exists():  # said before NumPy is there
         raise ValueError(f"{file}: no such file")
     common.say(report, f"reading {file.name}")
-    from determinax.places import read_lonlat
+    from determinax.places import read_places
 
-    return read_lonlat(file, columns=None if columns is None else columns.split(","))
+    chosen = None if columns is None else columns.split(",")
+    return read_places(file, columns=chosen, drop_missing=drop_missing)
 
 
 def _fit(

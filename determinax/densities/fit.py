@@ -122,6 +122,7 @@ def density(
         seconds=time.perf_counter() - start,
         key=key,
         flows=_flows_said(sum(p.family == "flows" for p in parts), members, seconds),
+        floor=floor,
     )
 
 

@@ -11,7 +11,6 @@ from determinax import sphere
 from determinax._checks import positive_number, require_key, whole_number
 from determinax.proposals import AbstractProposal
 
-
 # mass beyond the one that was asked for: more than what rounding adds to a quantile
 _FLAT = 0.005
 

@@ -14,6 +14,7 @@ from determinax.densities.questions import Marginal, Region
 from determinax.densities.verdict import Score, Verdict
 from determinax.proposals import AbstractProposal
 from determinax.proposals.base import Measure
+from determinax.proposals.bumps import FLOOR
 
 
 @dataclasses.dataclass(frozen=True)
@@ -28,6 +29,7 @@ class Density:
     - `verdict`: held-out likelihoods of all models, tests and reasons; `status` is its word: "ok",
         "no structure", "overfit" or "underfit".
     - `num_points`, `num_held_out`, `seconds`: what it rests on; `flows` says how many there was time for.
+    - `floor`: the least width of its kernels, in radians.
 
     !!! example
 
@@ -47,6 +49,7 @@ class Density:
     seconds: float
     key: PRNGKeyArray
     flows: str = ""
+    floor: float = FLOOR
 
     @property
     def n(self) -> int:
@@ -127,6 +130,7 @@ class Density:
             "num_points": self.num_points,
             "num_held_out": self.num_held_out,
             "seconds": self.seconds,
+            "floor": self.floor,
             "weights": self.parts,
             "num_flows": sum(name.startswith("flow ") for name in self.models),
             "held_out": {name: _numbers(value) for name, value in v.scores.items()},
@@ -140,6 +144,6 @@ class Density:
         return self.report()
 
 
-def _numbers(score: Score) -> list[float | None]:
+def _numbers(score: Score) -> dict[str, float | None]:
     """JSON has no NaN: the error from a single point is null."""
-    return [x if math.isfinite(x) else None for x in score]
+    return {k: x if math.isfinite(x) else None for k, x in score._asdict().items()}
