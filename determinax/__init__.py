@@ -1,9 +1,10 @@
 """log|det A| from matrix-vector products alone: with an error bar, a bound and a verdict."""
 
-import importlib
-from typing import TYPE_CHECKING, Any
-
+# nothing is imported here, `typing` neither: until the command line heeds Ctrl-C it has to be quick
+TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from typing import Any
+
     from determinax import api as api
     from determinax import blocks as blocks
     from determinax import densities as densities
@@ -171,7 +172,9 @@ __all__ = [
 ]
 
 
-def __getattr__(name: str) -> Any:
+def __getattr__(name: str) -> "Any":
+    import importlib
+
     if name in _HOMES:
         return importlib.import_module(f"determinax.{name}")
     if name not in _HOME_OF:

@@ -106,7 +106,8 @@ def watch(farewell: Callable[[], str]) -> None:
     """Leave on Ctrl-C and SIGTERM, from now on, with the line `farewell()` on standard error.
 
     The exit code is 128 and the signal's number; a second signal leaves at once. A signal that is
-    ignored already, as in `nohup`, stays so.
+    ignored already, as in `nohup`, stays so. Handlers that leave, as those of the command line's first
+    moment, serve until the thread is there.
     """
     global _watched
     if os.name == "nt":  # where a signal cannot write to a pipe: KeyboardInterrupt has to do

@@ -5,6 +5,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 
 import jax
 import jax.numpy as jnp
@@ -248,3 +249,35 @@ def test_a_write_that_is_under_way_is_finished(tmp_path):
     assert (ended.returncode, ended.stdout, ended.stderr) == (143, "last", "gone\n")
     assert path.read_bytes() == b"all of it"
     assert [p.name for p in tmp_path.iterdir()] == ["file"]
+
+
+def test_the_command_line_heeds_signals_before_it_imports_anything():
+    code = (
+        "import os, re, signal, sys\n"
+        "before, real = set(sys.modules), signal.signal\n"
+        "def set_signal(number, handler):\n"
+        "    print(number, sorted(set(sys.modules) - before))\n"
+        "    real(number, handler)\n"
+        "    if number == signal.SIGTERM: os.kill(os.getpid(), signal.SIGINT)\n"
+        "signal.signal = set_signal\n"
+        "from determinax.cli import main\n"
+        "main()"
+    )
+    ended = subprocess.run(
+        [sys.executable, "-u", "-c", code], capture_output=True, text=True, check=False, timeout=60
+    )
+    modules = "['determinax', 'determinax.cli']"
+    assert ended.stdout == f"2 {modules}\n15 {modules}\n"
+    assert (ended.returncode, ended.stderr) == (130, "determinax: interrupted\n")
+
+
+@pytest.mark.parametrize("wait", [0.02, 0.035, 0.05, 0.08])
+def test_a_signal_at_the_very_beginning_gives_no_traceback_of_ours(wait):
+    command = [sys.executable, "-m", "determinax.cli", "--help"]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    time.sleep(wait)
+    process.send_signal(signal.SIGINT)
+    _, said = process.communicate(timeout=60)
+    # before our first line Python itself may be asked to leave
+    assert "/determinax/" not in said
+    assert process.returncode in (0, 130, -signal.SIGINT, 1)

@@ -1,21 +1,38 @@
 """The command line: parse, call, print. It imports what a command needs, and nothing before."""
 
+# nothing more before `main` heeds Ctrl-C: what `typing` takes to import would be a time without an ear
+import os
 import signal
 import sys
-from typing import TYPE_CHECKING, Any, NoReturn
 
-from determinax import _interrupts
-
+TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from types import FrameType
+    from typing import Any, NoReturn
+
     from determinax.cli.commands import app as app
 
 
-def main() -> NoReturn:
+def main() -> "NoReturn":
     """Run the command line, and leave."""
+    if os.name != "nt":
+        for number in (signal.SIGINT, signal.SIGTERM):
+            if signal.getsignal(number) is not signal.SIG_IGN:
+                signal.signal(number, _leave_at_once)
+    from determinax import _interrupts
+
     _interrupts.watch(_farewell)
     if hasattr(signal, "SIGPIPE"):  # a reader that has gone, such as `head`, ends us without a word
         signal.signal(signal.SIGPIPE, signal.SIG_DFL)
     _interrupts.leave(_run())
+
+
+def _leave_at_once(number: int, frame: "FrameType | None") -> None:
+    """Until `watch` heeds signals, when nothing has begun."""
+    del frame
+    over = "\r" if os.isatty(2) else ""  # the ^C that the terminal shows
+    os.write(2, f"{over}determinax: interrupted\n".encode())
+    os._exit(128 + number)
 
 
 def _run() -> int:
@@ -56,7 +73,7 @@ def _farewell() -> str:
     return "determinax: interrupted" + (f"; go on with: {command}" if command else "")
 
 
-def __getattr__(name: str) -> Any:
+def __getattr__(name: str) -> "Any":
     if name == "app":  # late: typer takes longer to import than a signal may wait
         from determinax.cli.commands import app
 
