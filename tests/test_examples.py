@@ -39,3 +39,11 @@ def test_densities_on_the_sphere(tmp_path):
     run("tori_and_spheres.py", tmp_path, "--steps", "300", "--models", "0")
     (row,) = [json.loads(line) for path in tmp_path.glob("*.jsonl") for line in path.open()]
     assert row["kl"] < 0.1
+
+
+def test_colours_are_likelier_given_the_height(tmp_path):
+    run("directions_given.py", tmp_path, *["--steps", "300", "--members", "2", "--points", "3000"])
+    scores = json.loads((tmp_path / "directions_given.json").read_text())["scores"]
+    # kernels know nothing of the height; seen: 5.79 and 5.43
+    assert scores["this density"][0] > scores["kernels"][0] + 0.1
+    assert (tmp_path / "directions_given.png").stat().st_size > 5000
