@@ -108,8 +108,7 @@ def main() -> None:
     options.out.mkdir(parents=True, exist_ok=True)
     scores = {name: list(score) for name, score in found.scores.items()}
     row = {"status": found.status, "p_value": found.p_value, "scores": scores}
-    if options.out != RESULTS:  # the picture alone belongs to the pages
-        (options.out / "directions_given.json").write_text(json.dumps(row, indent=2) + "\n")
+    (options.out / "directions_given.json").write_text(json.dumps(row, indent=2) + "\n")
     draw(fit, picture, options.out / "directions_given.png")
 
 
