@@ -202,20 +202,40 @@ def compiled(names, n, nums, axes):
             for num in nums:
                 spec = PartitionSpec("x", None) if axis == "rows" else PartitionSpec(None, "x")
                 a = jax.device_put(jnp.eye(n), NamedSharding(mesh_of(num), spec))
-                arrays, static = eqx.partition(
-                    (THIN[name](n), dx.as_operator(a), jax.random.key(0)), eqx.is_array
-                )
-                run = jax.jit(lambda x, s=static: _engine.run(*eqx.combine(x, s), _engine.NO_BAR))
-                program = run.lower(arrays).compile()
-                sizes = [
-                    math.prod(map(int, filter(None, shape.split(","))))
-                    for found in re.findall(r"= (.*?) all-gather", program.as_text())
-                    for shape in re.findall(r"\[([\d,]*)\]", found)
-                ]
+                program = _program(THIN[name](n), a)
                 memory = program.memory_analysis()
                 held = memory.argument_size_in_bytes + memory.temp_size_in_bytes
-                row = [name, axis, num, max(sizes, default=0), held / a.nbytes]
+                row = [name, axis, num, _most_gathered(program), held / a.nbytes]
                 print(json.dumps(row), flush=True)
+
+
+def _program(method, operator):
+    """What XLA makes of a run."""
+    run = method, dx.as_operator(operator), jax.random.key(0)
+    arrays, static = eqx.partition(run, eqx.is_array)
+    compile_ = jax.jit(lambda x: _engine.run(*eqx.combine(x, static), _engine.NO_BAR))
+    return compile_.lower(arrays).compile()
+
+
+def _most_gathered(program):
+    """Entries of the largest array that an all-gather of the program makes."""
+    sizes = [
+        math.prod(map(int, filter(None, shape.split(","))))
+        for found in re.findall(r"= (.*?) all-gather", program.as_text())
+        for shape in re.findall(r"\[([\d,]*)\]", found)
+    ]
+    return max(sizes, default=0)
+
+
+def compiled_spread(kinds, names, rows):
+    """The same of convolutions and Jacobians, of images with so many rows: and n."""
+    global IMAGE, POINTS, GAINS
+    IMAGE = (rows, 2)
+    POINTS, GAINS = np.ones(IMAGE), np.ones(IMAGE)
+    for kind in kinds:
+        for name in names:
+            program = _program(THIN[name](2 * rows), SPREAD[kind](mesh_of(4)))
+            print(json.dumps([kind, name, 2 * rows, _most_gathered(program)]), flush=True)
 
 
 if __name__ == "__main__":

@@ -104,6 +104,32 @@ def test_programs_of_split_operators_gather_no_matrix_and_hold_a_share_of_it():
         assert 1 / num <= held < 1 / num + 0.1, (name, axis, num)
 
 
+@pytest.mark.slow
+def test_programs_of_split_convolutions_and_jacobians_gather_directions_at_most():
+    found = lines("compiled_spread", list(SPREAD), list(THIN), 256, num_devices=4)
+    assert len(found) == len(SPREAD) * len(THIN)
+    for kind, name, n, most_gathered in found:
+        assert most_gathered <= n * n / 64, (kind, name)
+
+
+def test_a_mesh_and_an_operator_that_is_split_already_do_not_go_together():
+    """Of many chunks, and of one, which used to leave the mesh aside without a word."""
+    script = (
+        "import jax, jax.numpy as jnp, determinax as dx\n"
+        "from jax.sharding import NamedSharding, PartitionSpec\n"
+        "mesh = jax.make_mesh((2,), ('x',))\n"
+        "a = jax.device_put(jnp.eye(8), NamedSharding(mesh, PartitionSpec('x', None)))\n"
+        "for method in (dx.MonteCarlo(100), dx.MonteCarlo(4, 'frames'), dx.Deflated(8)):\n"
+        "    try:\n"
+        "        dx.log_abs_det(a, method, key=jax.random.key(0), mesh=mesh)\n"
+        "    except ValueError as error:\n"
+        "        print(error)\n"
+    )
+    out = processes.run("-c", script, env=processes.environment(2)).splitlines()
+    assert len(out) == 3
+    assert all(line.startswith("the operator is split over 2 devices already") for line in out)
+
+
 def test_numbers_are_dealt_in_turn():
     of_two_devices = [np.asarray([0, 2, 4]), np.asarray([1, 3, 5])]
     np.testing.assert_array_equal(_devices.dealt(of_two_devices), np.arange(6))
