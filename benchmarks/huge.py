@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-OPERATORS = ("fft", "convolution")
+OPERATORS = ("fft", "convolution", "host")
 
 
 def fft(n: int) -> tuple[Any, float]:
@@ -54,6 +54,16 @@ def convolution(n: int) -> tuple[Any, float]:
     return operator, float(truth)
 
 
+def host(n: int) -> tuple[Any, float]:
+    """The product of a sparse matrix on the host: a bidiagonal one near the identity."""
+    import scipy.sparse.linalg
+
+    diagonal = 1 + 1e-4 * np.cos(np.arange(n))
+    sparse = scipy.sparse.diags_array([diagonal, np.full(n - 1, 1e-4)], offsets=[0, 1]).tocsr()
+    operator = scipy.sparse.linalg.aslinearoperator(sparse)
+    return operator, float(np.sum(np.log(diagonal)))
+
+
 def work(name: str, n: int, num: int, how: str, dtype: str) -> None:
     import jax
 
@@ -63,7 +73,7 @@ def work(name: str, n: int, num: int, how: str, dtype: str) -> None:
     import determinax as dx
     from determinax.operators import traits
 
-    operator, truth = {"fft": fft, "convolution": convolution}[name](n)
+    operator, truth = {"fft": fft, "convolution": convolution, "host": host}[name](n)
     example = jnp.zeros(n) if name == "fft" else None
     admitted = dx.as_operator(operator, example)
     method = dx.MonteCarlo(num) if how == "mc" else dx.Auto(max_seconds=60)
@@ -91,13 +101,13 @@ def work(name: str, n: int, num: int, how: str, dtype: str) -> None:
     print(json.dumps(row))
 
 
-def main(n: int, num: int, hows: list[str], dtype: str) -> None:
+def main(n: int, num: int, hows: list[str], dtype: str, names: list[str]) -> None:
     columns = "n|products|truth|estimate|off, in errors|verdict|s|chunk MB|peak MB|peak/chunk"
     head = f"operator|method, {dtype}|{columns}"
     print(f"|{head}|\n|{'---|' * 12}")
     notes = []
     for how in hows:
-        for name in OPERATORS:
+        for name in names:
             argv = [sys.executable, __file__, "--work", name, how, "--n", str(n)]
             done = subprocess.run(
                 [*argv, "--products", str(num), "--dtype", dtype],
@@ -133,8 +143,10 @@ if __name__ == "__main__":
     parser.add_argument("--products", type=int, default=1000)
     parser.add_argument("--methods", nargs="+", default=["mc", "auto"])
     parser.add_argument("--dtype", default="float64", choices=["float32", "float64"])
+    parser.add_argument("--operators", nargs="+", default=OPERATORS)
     arguments = parser.parse_args()
     if arguments.work:
         work(arguments.work[0], arguments.n, arguments.products, arguments.work[1], arguments.dtype)
     else:
-        main(arguments.n, arguments.products, arguments.methods, arguments.dtype)
+        names = list(arguments.operators)
+        main(arguments.n, arguments.products, arguments.methods, arguments.dtype, names)

@@ -7,11 +7,17 @@ import sys
 import jax
 import jax.numpy as jnp
 import lineax as lx
+import numpy as np
 import pytest
+import scipy.sparse
+from scipy.sparse.linalg import aslinearoperator
 
 import determinax as dx
 from determinax import _checks, flows, sphere
+from determinax.methods._sampling import MOST_ENTRIES
 from determinax.methods.auto import _figures
+from determinax.operators import COPIES, traits
+from determinax.operators._traits import HostCalls
 from determinax.training.broyden import tracking_update
 from determinax.training.secant import secant_update
 
@@ -198,3 +204,21 @@ def test_a_large_sparse_matrix_takes_no_square_of_its_size():
     )
     assert run.returncode == 0, run.stderr
     assert float(run.stdout) < 2  # GiB, the compiler's included
+
+
+def test_a_chunk_for_the_host_leaves_room_for_its_copies():
+    """The host's arrays are copies, and twice as wide where JAX has 32 bits and SciPy 64."""
+    n = 2**21
+    identity = aslinearoperator(scipy.sparse.eye_array(n, format="csr"))
+    host, method = traits(dx.as_operator(identity)), dx.MonteCarlo(10_000)
+    here = host._replace(is_host=False, copies=COPIES)
+    assert host.copies == COPIES + 3 * (2 if host.dtype == jnp.float32 else 1)
+    size = method.plan(host).size
+    assert size * host.copies * n <= MOST_ENTRIES * COPIES
+    assert size < method.plan(here).size
+
+
+def test_a_product_of_the_host_is_handed_on_without_one_more_copy():
+    kept = np.ones((5, 3))
+    calls = HostCalls(lambda x: kept, None, (5, 5), np.float64)
+    assert np.shares_memory(calls(False, np.zeros((3, 5))), kept)

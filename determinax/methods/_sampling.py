@@ -28,14 +28,14 @@ from determinax._states import WeightSums, empty_sums, sums_of, tail_and_batch
 from determinax.estimate import Bound, Bounds, Estimate
 from determinax.methods._base import Plan
 from determinax.methods._traced import AbstractDrawing
-from determinax.operators import Products, Traits, columns, traits
+from determinax.operators import COPIES, Products, Traits, columns, traits
 
 Directions = Literal["independent", "frames"]
 
 # measured: a chunk should stay within the caches, and be long enough to pay for its bookkeeping
 _CHUNK_ENTRIES, _CHUNK_SIZES = 2**19, (64, 8192)
-# what a chunk has at most, unless told otherwise; and how often directions and products are copied
-MOST_ENTRIES, _COPIES = 2**26, 4
+# what a chunk has at most, unless told otherwise; less where it is copied more often than usual
+MOST_ENTRIES = 2**26
 # relative spread of the weights below which their second moment cancels in rounding
 _NEARLY_EQUAL = 0.03
 
@@ -141,7 +141,7 @@ class AbstractSampling(AbstractDrawing):
         groups = self.groups(t)
         num = self.plan(t).size * groups.size
         _checks.require_memory(
-            _COPIES * times * num * max(t.rows, t.cols) * jnp.dtype(t.dtype).itemsize,
+            t.copies * times * num * max(t.rows, t.cols) * jnp.dtype(t.dtype).itemsize,
             f"{f'{times:,} times ' if times > 1 else ''}{num:,} directions in {t.cols:,} dimensions "
             "and their products have to be in memory",
             "take independent directions" if groups.size > 1 else "lower chunk_size",
@@ -153,7 +153,7 @@ def default_chunk_size(t: Traits, times: int = 1) -> int:
     least, most = _CHUNK_SIZES
     size = max(t.cols, t.rows)
     liked = max(least, min(most, _CHUNK_ENTRIES // size))
-    return min(liked, max(1, MOST_ENTRIES // (times * size)))
+    return min(liked, max(1, MOST_ENTRIES * COPIES // (t.copies * times * size)))
 
 
 def log_weights(

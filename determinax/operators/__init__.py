@@ -26,6 +26,7 @@ from determinax.operators._layout import neutral, num_parts, on_auto_meshes, on_
 from determinax.operators._probing import banded_pattern, colour, colours, probe
 from determinax.operators._sparse import SparseLinearOperator
 from determinax.operators._traits import (
+    COPIES,
     NO_PRODUCTS,
     AbstractOwnOperator,
     HostCalls,
@@ -47,6 +48,7 @@ from determinax.operators._traits import (
 )
 
 __all__ = [
+    "COPIES",
     "NO_PRODUCTS",
     "AbstractOwnOperator",
     "Admitted",

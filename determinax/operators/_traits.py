@@ -52,6 +52,10 @@ class Products(NamedTuple):
 NO_PRODUCTS = Products()
 
 
+# how often directions and products are in memory; and how often more where the host takes them
+COPIES, _HOST_COPIES = 4, 3
+
+
 class Traits(NamedTuple):
     """Static facts: plans and costs are arithmetic on these, before the first product.
 
@@ -60,6 +64,7 @@ class Traits(NamedTuple):
     - `is_dense`: it is an array; `has_pattern`: where it may have entries is known;
         `has_transpose`: False where there are no products with it.
     - `is_host`: products run on the host; `is_complex`: it embeds a complex one of half its size.
+    - `copies`: how often directions and products are in memory, in units of the directions.
     """
 
     rows: int
@@ -71,6 +76,7 @@ class Traits(NamedTuple):
     has_transpose: bool = True
     is_host: bool = False
     is_complex: bool = False
+    copies: int = COPIES
 
     @property
     def log_det_factor(self) -> float:
@@ -95,16 +101,20 @@ def traits(operator: lx.AbstractLinearOperator) -> Traits:
 
 def _work_out(operator: lx.AbstractLinearOperator) -> Traits:
     sign = int(lx.is_positive_semidefinite(operator)) - int(lx.is_negative_semidefinite(operator))
+    dtype, calls = operator.in_structure().dtype, host_calls(operator)
+    # of the dtype that the host takes, which may be a wider one
+    wider = max((-(-call.taken.itemsize // dtype.itemsize) for call in calls), default=0)
     return Traits(
         rows=operator.out_size(),
         cols=operator.in_size(),
-        dtype=operator.in_structure().dtype,
+        dtype=dtype,
         sign=sign,
         is_dense=isinstance(untagged(operator), lx.MatrixLinearOperator),
         has_pattern=_answers(pattern, operator),
         has_transpose=has_transpose(operator),
-        is_host=bool(host_calls(operator)),
+        is_host=bool(calls),
         is_complex=is_complex(operator),
+        copies=COPIES + _HOST_COPIES * wider,
     )
 
 
@@ -213,17 +223,19 @@ class HostCalls:
             rows = np.asarray(rows)
             x = rows.reshape(-1, rows.shape[-1]).T.astype(self.taken)
             y = np.asarray(product(x))
-            self.num += x.shape[1]
-            if np.iscomplexobj(y) and not np.iscomplexobj(x):
+            num, was_complex = x.shape[1], np.iscomplexobj(x)
+            del x  # before there is one more array of this size
+            self.num += num
+            if np.iscomplexobj(y) and not was_complex:
                 raise OperatorError(
                     f"a product is complex, but the operator says {self.dtype}: give it a complex dtype"
                 )
-            if y.shape != (size, x.shape[1]):
+            if y.shape != (size, num):
                 raise OperatorError(
-                    f"a block of products has shape {y.shape} where {(size, x.shape[1])} was due: "
+                    f"a block of products has shape {y.shape} where {(size, num)} was due: "
                     "make the operator return as many entries as it has rows"
                 )
-            return y.T.reshape(*rows.shape[:-1], size).astype(self.dtype)
+            return y.T.reshape(*rows.shape[:-1], size).astype(self.dtype, copy=False)
         except Exception as error:
             self.failure = error
             raise
