@@ -59,7 +59,8 @@ def host(n: int) -> tuple[Any, float]:
     import scipy.sparse.linalg
 
     diagonal = 1 + 1e-4 * np.cos(np.arange(n))
-    sparse = scipy.sparse.diags_array([diagonal, np.full(n - 1, 1e-4)], offsets=[0, 1]).tocsr()
+    offsets: Any = [0, 1]
+    sparse = scipy.sparse.diags_array([diagonal, np.full(n - 1, 1e-4)], offsets=offsets).tocsr()
     operator = scipy.sparse.linalg.aslinearoperator(sparse)
     return operator, float(np.sum(np.log(diagonal)))
 

@@ -13,7 +13,14 @@ import numpy as np
 from jax.sharding import Mesh
 from jaxtyping import Array, ArrayLike, Int, PRNGKeyArray
 
-from determinax._devices import gathered, own_copies, placed, require_whole, unwaited
+from determinax._devices import (
+    gathered,
+    own_copies,
+    placed,
+    require_agreement,
+    require_whole,
+    unwaited,
+)
 from determinax._keys import stream
 from determinax.training._base import AbstractBatchFitter, AbstractFitter
 
@@ -43,6 +50,7 @@ class Split:
                 "fit_jacobian take it)"
             )
         require_whole(fitter)
+        require_agreement(mesh, fitter, key)
         self._mesh, self._fitter = mesh, fitter
         # placed once: else every step would copy A to every device
         self._copies = own_copies(mesh, (fitter, key))
