@@ -49,9 +49,9 @@ def lines(estimate: Any) -> list[str]:
     if estimate.kl_bound is not None and status != "exact" and math.isfinite(bound or math.nan):
         lines.append(_bounds_line(estimate, bound))
     if estimate.bounds.upper is not None and math.isfinite(value):
-        low, high = estimate.lower_bound, float(estimate.upper_bound)
-        below = "" if low is None else f" above {float(low):.6g} and"
-        lines.append(f"  surely{below} below {high:.6g} (99.5 % each)")
+        ends = {"above": estimate.lower_bound, "below": estimate.upper_bound}
+        said = [f"{w} {float(b):.6g}" for w, b in ends.items() if b is not None and b == b]
+        lines.append(f"  surely {' and '.join(said)} (99.5 % each)")
     lines.append(f"  {cost_in_words(estimate)}")
     return lines + [f"  - {reason}" for reason in estimate.reasons]
 

@@ -1,362 +1,221 @@
-"""Maximum likelihood with a contractive residual network, and log-determinants from 1 product.
+"""Maximum likelihood with an invertible residual network, and log-determinants from 1 product a digit.
 
-Run with `python examples/digits_flow.py` (about an hour on one core, with
-scikit-learn installed); `--only "VDE, 1"` picks runs by their beginning, `--steps` shortens them. Runs,
-a table and pictures go to docs/results/; runs that are there already are not made again.
+Run with `python examples/digits_flow.py` (half an hour on two cores, with scikit-learn and matplotlib
+installed; `--only exact` picks ways by their beginning, `--steps` shortens them). Rows go to
+docs/results/digits.jsonl, a table and pictures beside them.
 
-The model is a stack of residual blocks x + g(x) on the 8x8 digits that scikit-learn ships, with
-scalings between them. Its Jacobian has no structure: log p(x) = log p(f(x)) + log|det J(x)| needs a
-64 x 64 determinant for every digit and step. Three ways to have it:
+Every block x + g(x) is invertible since its weights are contracted: the same network for all ways to
+have log|det J(x)|, a 64 x 64 determinant for every digit and step:
 
 - exact: 64 Jacobian-vector products a digit;
-- VDE with k = 1, 2, 4 products: for every block a proposal q(s|x) = M(x)z/||M(x)z||, where x is what
-  goes into the block, is trained along, on the very same products. The estimate errs upward by
-  KL(q || q*), which a model could exploit: it would be paid for making its own determinant hard to
-  estimate. So the gap is plotted along the training, beside that of proposals which learn from
-  the exact run and have no say in it;
-- the power series of residual flows (Chen et al. 2019): Hutchinson's trace of
-  log(I + J_g) = J_g - J_g^2/2 + ..., three terms for certain and then a random number (Russian
-  roulette). It needs blocks with a Lipschitz constant below 1. The other two do not, but every weight
-  is contracted for all of them: that keeps the network invertible, and the estimate honest.
+- VDE: a proposal for every block learns along, on the very same products. "1 product" is 2 for every
+  other digit, since half the variance of two log-weights is what the model would be paid for making
+  its own determinant hard to estimate: that is taken off;
+- the power series of residual flows (Chen et al. 2019), three terms and a random number more.
 """
 
 import argparse
-import functools
 import json
 import math
 import pathlib
-import time
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
-import digits_page
 import equinox as eqx
 import jax
 import jax.numpy as jnp
+import matplotlib.pyplot as plt
 import numpy as np
 import optax
-from digits_page import dequantised, load_digits, pixels_of
-from jaxtyping import Array, Float, PRNGKeyArray
-from rich.progress import track
+from free_form_digits import Digits, log_det, pictures
+from jaxtyping import Array, PRNGKeyArray
 
-from determinax import Exact, Proposal, flows, log_abs_det
+import determinax as dx
+from determinax import plots
+from determinax.likelihood import standard_normal
 
-N = 64
-NUM_BLOCKS, WIDTH, LIPSCHITZ = 6, 128, 0.97
-BATCH, EVERY, RATES = 128, 200, {"model": 1e-3, "proposal": 5e-3}
-HIDDEN = (64,)
-MIN_TERMS = 3  # of the power series, for certain; each more with probability 1/2
+N, BLOCKS, WIDTH, LIPSCHITZ, BATCH = 64, 6, 128, 0.97, 128
+RATES = {"model": 1e-3, "proposals": 5e-3}  # a proposal follows the model: it has to be faster
 
 
 class Residual(eqx.Module):
-    """x + g(x) behind a scaling; g is a network of three layers, each a contraction."""
+    """x + g(x) behind a scaling; g has three layers, each a contraction."""
 
-    log_scale: Float[Array, " n"]
-    shift: Float[Array, " n"]
-    weights: list[Float[Array, "o i"]]
-    biases: list[Float[Array, " o"]]
+    log_scale: Array
+    shift: Array
+    net: eqx.nn.MLP
 
     def __init__(self, key: PRNGKeyArray):
-        sizes = (N, WIDTH, WIDTH, N)
-        keys = jax.random.split(key, 3)
         self.log_scale, self.shift = jnp.zeros(N), jnp.zeros(N)
-        self.weights = [
-            jax.random.normal(k, (o, i)) * i**-0.5 * (1.0 if o != N else 0.1)
-            for k, i, o in zip(keys, sizes, sizes[1:], strict=False)
-        ]
-        self.biases = [jnp.zeros(o) for o in sizes[1:]]
-
-    def scaled(self, x: Array) -> Array:
-        """What comes before the residual part."""
-        return x * jnp.exp(self.log_scale) + self.shift
-
-    def g(self, x: Array) -> Array:
-        """The contraction."""
-        for w, b in zip(self.weights[:-1], self.biases[:-1], strict=True):
-            x = w @ x + b
-            x = x * jax.nn.sigmoid(x) / 1.1  # LipSwish
-        return self.weights[-1] @ x + self.biases[-1]
+        net = eqx.nn.MLP(N, N, WIDTH, 2, lambda x: jax.nn.silu(x) / 1.1, key=key)
+        last = lambda net: net.layers[-1].weight  # noqa: E731
+        self.net = eqx.tree_at(last, net, 0.1 * last(net))
 
     def __call__(self, x: Array) -> Array:
         """One digit through the block."""
-        x = self.scaled(x)
-        return x + self.g(x)
+        x = x * jnp.exp(self.log_scale) + self.shift
+        return x + self.net(x)
 
     def inverse(self, y: Array) -> Array:
         """By fixed-point iteration: g is a contraction."""
-        x = jax.lax.fori_loop(0, 200, lambda _, x: y - self.g(x), y)
+        x = jax.lax.fori_loop(0, 200, lambda _, x: y - self.net(x), y)
         return (x - self.shift) * jnp.exp(-self.log_scale)
 
 
-class Model(eqx.Module):
-    """Residual blocks one after the other."""
-
-    blocks: list[Residual]
-
-    def __init__(self, key: PRNGKeyArray):
-        self.blocks = [Residual(k) for k in jax.random.split(key, NUM_BLOCKS)]
-
-    def __call__(self, x: Array) -> Array:
-        """One digit to noise."""
-        for block in self.blocks:
-            x = block(x)
-        return x
-
-    def inverse(self, y: Array) -> Array:
-        """Noise to a digit."""
-        for block in self.blocks[::-1]:
-            y = block.inverse(y)
-        return y
-
-    def contracted(self) -> "Model":
-        """With every weight matrix scaled down to a norm of at most 0.97."""
-        weights = [[_contract(w) for w in block.weights] for block in self.blocks]
-        return eqx.tree_at(lambda m: [block.weights for block in m.blocks], self, weights)
+def contracted(blocks: list[Residual]) -> list[Residual]:
+    """With every weight matrix scaled down to a norm of at most 0.97."""
+    return jax.tree.map(lambda a: _contracted(a) if eqx.is_array(a) and a.ndim == 2 else a, blocks)
 
 
-def _contract(w: Array) -> Array:
-    """Divided by its norm over 0.97, where that is above 1; the norm by power iteration."""
-
+def _contracted(w: Array) -> Array:
     def step(_, v):
         v = w.T @ (w @ v)
         return v / jnp.linalg.norm(v)
 
-    start = jax.random.normal(jax.random.key(0), (w.shape[1],))
-    v = jax.lax.stop_gradient(jax.lax.fori_loop(0, 20, step, start))
-    return w / jnp.maximum(1, jnp.linalg.norm(w @ v) / LIPSCHITZ)
+    v = jax.lax.fori_loop(0, 20, step, jnp.ones(w.shape[1]))
+    return w / jnp.maximum(1, jnp.linalg.norm(w @ jax.lax.stop_gradient(v)) / LIPSCHITZ)
 
 
-hold = jax.lax.stop_gradient
+def through(blocks: list[Residual], x: Array) -> Array:
+    """One digit to noise."""
+    for block in blocks:
+        x = block(x)
+    return x
 
 
-def hold_all(tree):
-    return jax.tree.map(lambda a: hold(a) if eqx.is_array(a) else a, tree)
+# a way to train: blocks, their proposals, digits and a key in, log|det J| of each digit out
 
 
-def log_prior(y: Array) -> Array:
-    return -0.5 * jnp.sum(y**2) - 0.5 * N * math.log(2 * math.pi)
+def exact(blocks, proposals, x: Array, key: PRNGKeyArray) -> Array:
+    """The whole Jacobian; proposals that nobody uses learn beside it: what is their gap?"""
+    s = dx.jacobian_surrogate(blocks, x, proposals, key=key, gradient="total")
+    jacobians = jax.vmap(jax.jacfwd(lambda x: through(blocks, x)))(x)
+    return jax.vmap(log_det)(jacobians) - s.loss + jax.lax.stop_gradient(s.loss)
 
 
-# a way to train: the model, a proposal for every block, one x and a key in; log|det J(x)| out, and in
-# the same sum minus the proposals' losses, which add nothing to the value and move them alone
+def variational(num: int, digits: int = BATCH) -> Callable:
+    """With `num` products for so many of the digits."""
 
-Proposals = list[flows.AbstractSphereMap]
+    def log_dets(blocks, proposals, x: Array, key: PRNGKeyArray) -> Array:
+        s = dx.jacobian_surrogate(
+            blocks, x[:digits], proposals, key=key, num_samples=num, gradient="total"
+        )
+        # the second term is 0, and moves the proposals alone
+        return s.corrected - (s.loss - jax.lax.stop_gradient(s.loss))
 
-
-def exact(model: Model, _, x: Array, __) -> Array:
-    """The whole Jacobian, then its determinant."""
-    return log_abs_det(jax.jacfwd(model)(x), Exact()).log_abs_det
-
-
-def exact_followed(model: Model, proposals: Proposals, x: Array, key: PRNGKeyArray) -> Array:
-    """The same, with proposals that learn along and that nobody uses: what is their gap?"""
-    log_det = exact(model, None, x, None)
-    for block, flow, k in zip(model.blocks, proposals, _keys(key), strict=True):
-        x = hold(block.scaled(x))
-        s, _, path = _directions(flow, x, k, 1)
-        log_det -= _learn(_push(hold_all(block), x, s), path)
-        x = x + block.g(x)
-    return log_det
+    return log_dets
 
 
-def variational(num: int) -> Callable:
-    """With `num` products, 2 or more: half the variance of their log-weights is taken off.
-
-    The mean of -log w is above log|det J| by about Var(log w)/2. A likelihood with that in it pays
-    the model for determinants that are hard to estimate; without it, to second order, it does not.
-    """
-
-    def log_det_of(model: Model, proposals: Proposals, x: Array, key: PRNGKeyArray) -> Array:
-        log_det = jnp.zeros(())
-        for block, flow, k in zip(model.blocks, proposals, _keys(key), strict=True):
-            x = block.scaled(x)
-            s, log_q, path = _directions(flow, x, k, num)
-            minus_log_w = N * _log_norms(_push(block, x, hold(s))) + log_q
-            log_det += jnp.sum(block.log_scale) + jnp.mean(minus_log_w)
-            log_det -= 0.5 * jnp.var(minus_log_w, ddof=1)
-            # the same products once more, for the proposal's gradient: XLA computes them once
-            log_det -= _learn(_push(hold_all(block), hold(x), s), path)
-            x = x + block.g(x)
-        return log_det
-
-    return log_det_of
+def power_series(blocks, _, x: Array, key: PRNGKeyArray) -> Array:
+    """Three terms, and each more with probability 1/2 and twice the weight: four in the mean."""
+    more = jnp.minimum(jax.random.geometric(key, 0.5) - 1, 8)
+    return jax.lax.switch(more, [lambda k=k: series(blocks, x, key, 3 + k) for k in range(9)])
 
 
-def _keys(key: PRNGKeyArray) -> PRNGKeyArray:
-    return jax.random.split(key, NUM_BLOCKS)
+def series(blocks, x: Array, key: PRNGKeyArray, terms: int) -> Array:
+    """So many of its terms, for every digit."""
 
-
-def _push(block: Residual, x: Array, s: Array) -> Array:
-    """(I + J_g(x))s, one product a column."""
-    return s + jax.vmap(lambda v: jax.jvp(block.g, (x,), (v,))[1], in_axes=1, out_axes=1)(s)
-
-
-def _directions(flow, x: Array, key: PRNGKeyArray, num: int) -> tuple[Array, Array, Array]:
-    """Draws of the proposal, their log-densities, and these again with the parameters held."""
-    s, log_q = Proposal(flow).given(hold(x)).sample_columns(key, num)
-    path = Proposal(hold_all(flow)).given(hold(x)).log_density_columns(s)
-    return s, hold(log_q), path
-
-
-def _learn(images: Array, path: Array) -> Array:
-    """The path gradient of the divergence, on a value of zero."""
-    value = jnp.mean(N * _log_norms(images) + path)
-    return value - hold(value)
-
-
-def _log_norms(vectors: Array) -> Array:
-    return jnp.log(jnp.linalg.norm(vectors, axis=0))
-
-
-def power_series(num_terms: int) -> Callable:
-    """Residual flows' estimator; terms after the third weigh 2, 4, ... as half of all runs stop."""
-
-    def log_det_of(model: Model, _, x: Array, key: PRNGKeyArray) -> Array:
-        log_det = jnp.zeros(())
-        for block, k in zip(model.blocks, _keys(key), strict=True):
-            log_det += jnp.sum(block.log_scale)
-            x = block.scaled(x)
-            moved, pull = jax.vjp(block.g, x)
-            v = jax.random.normal(k, (N,))
-            row = v
-            for term in range(1, num_terms + 1):
+    def one(x, v):
+        total = jnp.zeros(())
+        for block in blocks:
+            x = x * jnp.exp(block.log_scale) + block.shift
+            moved, pull = jax.vjp(block.net, x)
+            row, total = v, total + jnp.sum(block.log_scale)
+            for k in range(1, terms + 1):
                 (row,) = pull(row)
-                weight = 2.0 ** max(0, term - MIN_TERMS)
-                log_det += (-1) ** (term + 1) / term * weight * (row @ v)
+                total += (-1) ** (k + 1) / k * 2.0 ** max(0, k - 3) * (row @ v)
             x = x + moved
-        return log_det
+        return total
 
-    return log_det_of
-
-
-class Way(NamedTuple):
-    """A way to have log|det J|, and for how many digits of a batch it is asked."""
-
-    log_det: Callable
-    digits: int = BATCH
+    return jax.vmap(one)(x, jax.random.normal(key, x.shape))
 
 
-# 1 product a digit: 2 for every other one, since one alone has no variance to take off
+# each with its products a digit
 WAYS = {
-    "exact, 64 products": Way(exact_followed),
-    "VDE, 1 product": Way(variational(2), BATCH // 2),
-    "VDE, 2 products": Way(variational(2)),
-    "VDE, 4 products": Way(variational(4)),
-    "power series, 4 products in the mean": Way(exact),  # its terms are drawn every step
+    "exact": (exact, N),
+    "VDE, 1 product": (variational(2, BATCH // 2), 1),
+    "VDE, 4 products": (variational(4), 4),
+    "power series": (power_series, 4),
 }
-TIMED = {"exact": Way(exact), "power series": Way(power_series(4))}
 
 
-def standardised(model: Model, x: Array) -> Model:
-    """The first scaling takes the data to mean 0 and variance 1."""
-    mean, deviation = x.mean(axis=0), x.std(axis=0)
-    return eqx.tree_at(
-        lambda m: (m.blocks[0].log_scale, m.blocks[0].shift),
-        model,
-        (-jnp.log(deviation), -mean / deviation),
+class Loss(eqx.Module):
+    """Minus the mean log-likelihood of a batch."""
+
+    log_dets: Callable = eqx.field(static=True)
+
+    def __call__(self, models: Any, x: Array, key: PRNGKeyArray) -> Array:
+        """Of blocks and their proposals."""
+        blocks = contracted(models[0])
+        log_p = jax.vmap(lambda x: standard_normal(through(blocks, x)))(x)
+        return -jnp.mean(log_p) - jnp.mean(self.log_dets(blocks, models[1], x, key))
+
+
+def start(data: Digits) -> tuple[list[Residual], dx.proposals.BlockProposals]:
+    """Blocks, and proposals that begin at their mean Jacobians."""
+    first, second = jax.random.split(jax.random.key(0))
+    blocks = [Residual(k) for k in jax.random.split(first, BLOCKS)]
+    proposals = dx.block_proposals(contracted(blocks), data.sample, key=second)
+    return blocks, proposals
+
+
+def optimiser(steps: int) -> optax.GradientTransformation:
+    """Adam for each: a proposal follows the model, so it has to be the faster one."""
+    rates = {k: optax.adam(optax.cosine_decay_schedule(r, steps)) for k, r in RATES.items()}
+    return optax.multi_transform(rates, ("model", "proposals"))
+
+
+@eqx.filter_jit
+def held_out(models: Any, data: Digits) -> tuple[Array, Array, Array]:
+    """Of the test digits: log p by exact Jacobians and by 64 products, and the proposals' gap."""
+    blocks, proposals = contracted(models[0]), models[1]
+    x, key = data.whitened(jax.random.key(0), data.test), jax.random.key(1)
+    truth = jax.lax.map(lambda x: log_det(jax.jacfwd(lambda x: through(blocks, x))(x)), x)
+    log_p = jax.vmap(lambda x: standard_normal(through(blocks, x)))(x) + truth
+    own = dx.log_likelihood(blocks, None, x, proposals, key=key)
+    s = dx.jacobian_surrogate(blocks, x, proposals, key=key, num_samples=64)
+    return log_p, own.log_likelihood, s.loss - truth
+
+
+def run(name: str, steps: int) -> dict[str, Any]:
+    """Train once, and look at held-out digits."""
+    data, (log_dets, products) = Digits(N), WAYS[name]
+    fit = dx.training.fit_model(
+        Loss(log_dets),
+        start(data),
+        data.sample,
+        key=jax.random.key(1),
+        steps=steps,
+        batch_size=BATCH,
+        optimiser=optimiser(steps),
+        products=products,
+        what=name,
     )
+    bits = lambda log_p: -(log_p + data.added) / (N * math.log(2))  # noqa: E731
+    log_p, own, gap = (float(jnp.mean(a)) for a in held_out(fit.models, data))
+    drawn = jax.random.normal(jax.random.key(2), (12, N))
+    for block in contracted(fit.models[0])[::-1]:
+        drawn = jax.vmap(block.inverse)(drawn)
+    pixels = np.clip(np.floor(drawn @ data.back + data.mean), 0, 16).astype(int)
+    row = {"way": name, "steps": steps, "products": products, "version": dx.__version__}
+    row |= {"bits": bits(log_p), "own": bits(own), "gap": gap}
+    return row | {"loss": bits(-fit.history["loss"]).tolist(), "samples": pixels.tolist()}
 
 
-def train(
-    name: str, steps: int, seed: int = 0, way: Way | None = None
-) -> tuple[dict[str, Any], Model]:
-    """One run: a curve of held-out bits per dimension by exact determinants, and the model.
-
-    `way` None: the one of that name.
-    """
-    train_pixels, test_pixels = (jnp.asarray(p, jnp.float32) for p in load_digits())
-    model_key, flow_key, key = jax.random.split(jax.random.key(seed), 3)
-    model = standardised(Model(model_key), dequantised(key, train_pixels)[0])
-    proposals = [flows.conditional_linear(N, key=k, hidden=HIDDEN) for k in _keys(flow_key)]
-    both = (model, proposals)
-    # the proposal follows the model, so it has to be the faster one
-    rates = {name: optax.cosine_decay_schedule(rate, steps) for name, rate in RATES.items()}
-    optimiser = optax.multi_transform(
-        {name: optax.adam(rate) for name, rate in rates.items()}, ("model", "proposal")
+@plots.style()
+def draw(rows: list[dict[str, Any]], folder: pathlib.Path) -> None:
+    """What each way thought of itself along the training, and digits that it draws."""
+    figure, axes = plt.subplots(figsize=(6.5, 3.2))
+    for row in rows:
+        loss = np.convolve(row["loss"], np.ones(100) / 100, "valid")
+        axes.plot(np.arange(len(loss)) + 100, loss, label=row["way"])
+    axes.set(xlabel="training steps", ylabel="loss, bits per dimension")
+    axes.legend()
+    figure.savefig(folder / "digits_curves.png")
+    digits = {"digits": Digits(N).test[:12]}
+    pictures(
+        digits | {r["way"]: np.array(r["samples"]) for r in rows}, folder / "digits_samples.png"
     )
-    state = optimiser.init(eqx.filter(both, eqx.is_inexact_array))
-    rng = np.random.default_rng(seed)
-
-    @eqx.filter_jit
-    def step(both, state, key, way):
-        batch_key, noise_key, way_key = jax.random.split(key, 3)
-        chosen = jax.random.choice(batch_key, len(train_pixels), (BATCH,), replace=False)
-        x, added = dequantised(noise_key, train_pixels[chosen])
-
-        def mean_loss(both):
-            model, proposals = both
-            model = model.contracted()
-            keys = jax.random.split(way_key, way.digits)
-            of_each = jax.vmap(lambda x, k: way.log_det(model, proposals, x, k))
-            log_det = jnp.mean(of_each(x[: way.digits], keys))
-            return -jnp.mean(jax.vmap(log_prior)(jax.vmap(model)(x)) + added) - log_det
-
-        loss, gradients = eqx.filter_value_and_grad(mean_loss)(both)
-        updates, state = optimiser.update(gradients, state)
-        return eqx.apply_updates(both, updates), state, loss
-
-    @eqx.filter_jit
-    def held_out(both, key):
-        model, proposals = both[0].contracted(), both[1]
-        x, added = dequantised(key, test_pixels)
-
-        def one(inputs):
-            x, key = inputs
-            log_det, gap = jnp.zeros(()), jnp.zeros(())
-            for block, flow, k in zip(model.blocks, proposals, _keys(key), strict=True):
-                x = block.scaled(x)
-                jacobian = jnp.eye(N) + jax.jacfwd(block.g)(x)
-                truth = log_abs_det(jacobian, Exact()).log_abs_det
-                s, log_q, _ = _directions(flow, x, k, 64)
-                gap += jnp.mean(N * _log_norms(jacobian @ s) + log_q) - truth
-                log_det += truth + jnp.sum(block.log_scale)
-                x = x + block.g(x)
-            return log_prior(x) + log_det, gap
-
-        log_p, gaps = jax.lax.map(one, (x, jax.random.split(key, len(x))))
-        return -jnp.mean(log_p + added) / (N * math.log(2)), jnp.mean(gaps)
-
-    curve: dict[str, list[float]] = {"step": [], "bits": [], "gap": []}
-    seconds, products = [], []
-    draws_terms = way is None and name.startswith("power")
-    way, compiled = way or WAYS[name], set()
-    for i in track(range(steps), name):
-        if draws_terms:
-            terms = MIN_TERMS - 1 + min(int(rng.geometric(0.5)), 8)
-            way = _series(terms)
-            products.append(terms)
-        began = time.perf_counter()
-        both, state, loss = step(both, state, jax.random.fold_in(key, i), way)
-        loss = float(loss)
-        if way in compiled:
-            seconds.append(time.perf_counter() - began)
-        compiled.add(way)
-        if not math.isfinite(loss):
-            raise RuntimeError(f"{name}: the loss is {loss} at step {i}")
-        if (i + 1) % EVERY == 0:
-            bits, gap = held_out(both, jax.random.key(i))
-            for what, value in zip(curve, (i + 1, bits, gap), strict=True):
-                curve[what].append(float(value))
-    count = np.mean(products) if products else float(name.split(", ")[1].split()[0])
-    run = {"name": name, "steps": steps, "products": float(count), "curve": curve}
-    return run | {"seconds_per_step": float(np.median(seconds))}, both[0].contracted()
-
-
-@functools.cache  # one object for equal counts: what is compiled for it serves again
-def _series(terms: int) -> Way:
-    return Way(power_series(terms))
-
-
-def seconds_a_step(names: list[str]) -> dict[str, float]:
-    """All in one process, one after the other, since machines are busier at times."""
-    ways = {name: TIMED.get(name.split(",")[0]) for name in names}
-    return {name: train(name, 30, way=way)[0]["seconds_per_step"] for name, way in ways.items()}
-
-
-def sample(model: Model, num: int = 12) -> list:
-    """Digits drawn from the model."""
-    y = jax.random.normal(jax.random.key(1), (num, N))
-    return np.asarray(pixels_of(jax.vmap(model.inverse)(y))).tolist()
 
 
 def main() -> None:
@@ -365,34 +224,13 @@ def main() -> None:
     parser.add_argument("--only", default="", help="ways whose name begins like this")
     parser.add_argument("--out", type=pathlib.Path, default="docs/results")
     arguments = parser.parse_args()
-    runs, samples = [], {}
-    for name in WAYS:
-        path = (
-            arguments.out
-            / f"digits-{name.split(' prod')[0].replace(',', '').replace(' ', '-')}.json"
-        )
-        known = path.exists() and json.loads(path.read_text())["steps"] == arguments.steps
-        if not known and name.startswith(arguments.only):
-            run, model = train(name, arguments.steps)
-            path.write_text(json.dumps(run | {"samples": sample(model)}))
-            known = True
-        if known:
-            run = json.loads(path.read_text())
-            samples[name] = run.pop("samples")
-            runs.append(run)
-    text = digits_page.TEXT.format(
-        blocks=NUM_BLOCKS,
-        width=WIDTH,
-        steps=arguments.steps,
-        batch=BATCH,
-        table=digits_page.table(runs, seconds_a_step(list(samples))),
-    )
-    (arguments.out / "digits.md").write_text(text)
-    digits_page.draw(runs, arguments.out / "digits_curves.png")
-    digits_page.draw_samples(
-        {"digits": load_digits()[1][:12], **samples}, arguments.out / "digits_samples.png"
-    )
-    print(text)
+    path = arguments.out / "digits.jsonl"
+    for name in (name for name in WAYS if name.startswith(arguments.only)):
+        row = run(name, arguments.steps)
+        with path.open("a") as file:
+            file.write(json.dumps(row) + "\n")
+        print({k: v for k, v in row.items() if k not in ("samples", "loss")})
+    draw([json.loads(line) for line in path.read_text().splitlines()], arguments.out)
 
 
 if __name__ == "__main__":

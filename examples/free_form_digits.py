@@ -88,13 +88,18 @@ def free_form_flow(models, x: Array, key: PRNGKeyArray) -> Array:
     return jnp.mean(jax.vmap(one)(x, jax.random.split(key, len(x))))
 
 
+def start(n: int, seed: int) -> tuple[Network, Network, dx.Proposal]:
+    """Encoder, decoder and proposal before training."""
+    keys = jax.random.split(jax.random.key(seed), 3)
+    proposal = dx.Proposal(dx.flows.conditional_linear(n, key=keys[2], hidden=(64,)))
+    return Network(n, keys[0]), Network(n, keys[1]), proposal
+
+
 def run(n: int, way: str, seed: int, steps: int) -> dict:
     """Train once, and look at held-out digits."""
     data = Digits(n)
-    keys = jax.random.split(jax.random.key(seed), 4)
-    proposal = dx.Proposal(dx.flows.conditional_linear(n, key=keys[2], hidden=(64,)))
-    models = Network(n, keys[0]), Network(n, keys[1]), proposal
-    options = {"key": keys[3], "steps": steps}
+    models = start(n, seed)
+    options = {"key": jax.random.fold_in(jax.random.key(seed), 3), "steps": steps}
     if way == "recipe":
         f, g, q = models
         fit = dx.fit_free_form(f, g, data.sample, q, reconstruction=RECONSTRUCTION, **options)

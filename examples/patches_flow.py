@@ -95,13 +95,18 @@ class Patches:
         return self.whitened(second, jax.random.choice(first, self.train, (num,)))
 
 
+def start(side: int) -> tuple[Network, Network, dx.Proposal]:
+    """Encoder, decoder and proposal before training."""
+    keys = jax.random.split(jax.random.key(0), 3)
+    flow = dx.flows.conditional_convolution((side, side), 3, key=keys[2], size=5)
+    return Network(side, keys[0]), Network(side, keys[1]), dx.Proposal(flow)
+
+
 def run(side: int, way: str, steps: int) -> dict:
     """Train once, and look at 100 patches of another part of the photographs."""
     data, n = Patches(side), 3 * side * side
-    keys = jax.random.split(jax.random.key(0), 4)
-    flow = dx.flows.conditional_convolution((side, side), 3, key=keys[2], size=5)
-    models = Network(side, keys[0]), Network(side, keys[1]), dx.Proposal(flow)
-    options = {"key": keys[3], "steps": steps, "batch_size": BATCH}
+    models = start(side)
+    options = {"key": jax.random.key(1), "steps": steps, "batch_size": BATCH}
     if way == "recipe":
         f, g, q = models
         fit = dx.fit_free_form(f, g, data.sample, q, reconstruction=RECONSTRUCTION, **options)

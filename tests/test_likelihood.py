@@ -166,6 +166,31 @@ def test_what_does_not_fit_is_refused_in_a_sentence(f, g, proposal, sentence):
         assert "\n" not in str(error.value)
 
 
+def test_a_proposal_that_is_not_linear_has_one_bound_and_says_why():
+    q = dx.Proposal(dx.flows.cylinder(N, key=jax.random.key(0), num_flows=1))
+    f, g, _, _ = linear_pair()
+    text = str(dx.log_likelihood(f, g, points()[0], q, key=jax.random.key(0)))
+    assert "it needs a linear proposal" in text
+    assert "surely above" in text
+    assert "nan" not in text
+
+
+def test_a_prior_of_many_numbers_and_blocks_for_a_function_are_refused():
+    q = dx.Proposal(dx.flows.projective_linear(N))
+    f, g, _, _ = linear_pair()
+    many = lambda z: -(z**2)  # noqa: E731
+    for call, sentence in (
+        (
+            lambda: dx.log_likelihood(f, g, points(), q, key=jax.random.key(0), prior=many),
+            "sum its",
+        ),
+        (lambda: dx.log_likelihood([f, f], g, points(), q, key=jax.random.key(0)), "goes through"),
+    ):
+        with pytest.raises((TypeError, ValueError)) as error:
+            call()
+        assert sentence in str(error.value)
+
+
 def test_the_encoder_alone_is_one_sided_and_says_so():
     f, _, log_p, a = linear_pair()
     x = points()

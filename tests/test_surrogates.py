@@ -6,7 +6,7 @@ import jax.extend.core
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from registry import near_isometry
+from registry import near_isometry, rest_slow
 
 import determinax as dx
 from determinax import Proposal, flows
@@ -41,9 +41,18 @@ class Best(flows.AbstractSphereMap):
         return self._map(context).inverse(s)
 
 
-def random_conditional(n, key=KEY):
+FAMILIES = {
+    "triangular": lambda n: flows.conditional_linear(n, key=KEY, hidden=(4,), dtype=float),
+    "low rank": lambda n: flows.conditional_linear(n, key=KEY, rank=1, hidden=(4,), dtype=float),
+    "convolution": lambda n: flows.conditional_convolution(
+        (1, n), key=KEY, hidden=(4,), dtype=float
+    ),
+}
+
+
+def random_conditional(n, key=KEY, family="triangular"):
     """A conditional family with a network that says something, and far from the best."""
-    flow = flows.conditional_linear(n, key=key, hidden=(4,), dtype=float)
+    flow = FAMILIES[family](n)
     last = 0.1 * jax.random.normal(key, flow.network.weights[-1].shape)
     return Proposal(eqx.tree_at(lambda q: q.network.weights[-1], flow, last))
 
@@ -85,9 +94,10 @@ def in_standard_errors(samples, truth):
     return jnp.abs(jnp.mean(samples, axis=0) - truth) / jnp.where(error > 1e-9, error, 1e-9)
 
 
-def test_mean_gradients_over_keys_are_exact():
+@pytest.mark.parametrize("family", rest_slow(list(FAMILIES), ["triangular"]))
+def test_mean_gradients_over_keys_are_exact(family):
     """Of the bound, for the model and a conditional family; of the proposal's loss; of the model's."""
-    q = random_conditional(2)
+    q = random_conditional(2, family=family)
 
     def gradients(key):
         def field(name):

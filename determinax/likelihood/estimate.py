@@ -46,6 +46,7 @@ class TwoSided(AbstractDiagnostics):
     is_solved: Bool[Array, ""]
     gap: Float[Array, ""]  # between the bounds, in bits per dimension; NaN: there is no upper one
     is_folded: Bool[Array, ""]  # somewhere in the batch
+    is_linear: bool = eqx.field(static=True)  # the proposal, which the upper bound needs
     tolerance: float = eqx.field(static=True)
 
     def findings(self, error: Any, bar: Any) -> list[Finding]:
@@ -55,10 +56,7 @@ class TwoSided(AbstractDiagnostics):
             Finding(OK + (UNRELIABLE - OK) * (1 - self.is_solved * 1), self._unsolved),
             Finding(
                 OK + (WARN - OK) * (1 - known * 1),
-                lambda: (
-                    "There is no upper bound: its transposed solves by the encoder did not converge, so "
-                    "log p may be larger than it looks; train the encoder longer."
-                ),
+                self._one_bound,
             ),
             Finding(
                 OK + (_GAP.level(self.gap) - OK) * known,
@@ -82,6 +80,17 @@ class TwoSided(AbstractDiagnostics):
         if not self.is_solved:
             return (self._unsolved(),)
         return super().reasons(value, error, bar, fault)
+
+    def _one_bound(self) -> str:
+        if not self.is_linear:
+            return (
+                "There is no upper bound, so log p may be larger than it looks: it needs a linear "
+                "proposal, such as flows.conditional_linear."
+            )
+        return (
+            "There is no upper bound: its transposed solves by the encoder did not converge, so "
+            "log p may be larger than it looks; train the encoder longer."
+        )
 
     def _unsolved(self) -> str:
         if math.isnan(self.residual) or math.isinf(self.residual):

@@ -97,7 +97,7 @@ def log_likelihood(
     if g is None:
         estimate = _one_sided(f, rows, proposal, keys, prior, num_samples)
     else:
-        require_pair(f, g, x, proposal)
+        require_pair(f, g, x, proposal, prior)
         estimate = _two_sided(f, g, rows, proposal, keys, prior, num_samples, tolerance)
     if x.ndim == 2:
         return estimate
@@ -123,7 +123,14 @@ def _two_sided(f, g, rows, proposal, keys, prior, num: int, tolerance: float):
         return LikelihoodEstimate(
             log_abs_det=known - above.log_abs_det,
             standard_error=above.standard_error,
-            diagnostics=TwoSided(found.residual, found.is_solved, gap, folded, tolerance),
+            diagnostics=TwoSided(
+                found.residual,
+                found.is_solved,
+                gap,
+                folded,
+                is_linear=proposal.factor(context) is not None,
+                tolerance=tolerance,
+            ),
             cost=Products(jnp.asarray(num)),
             bounds=Bounds(
                 lower=Bound(known - highest.value, highest.error),

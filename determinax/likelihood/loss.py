@@ -101,7 +101,7 @@ def free_form_loss(
     # a schedule's value is an array, which may be traced
     is_array = isinstance(reconstruction, jax.Array)
     weight = reconstruction if is_array else positive_number(reconstruction, "reconstruction")
-    require_pair(f, g, x, proposal)
+    require_pair(f, g, x, proposal, prior)
 
     def one(x: Array, key: PRNGKeyArray) -> FreeForm:
         z0, push = linearised(f, x)
@@ -134,8 +134,16 @@ def free_form_loss(
     return jnp.mean(parts.bound + parts.encoder + weight * parts.reconstruction), parts
 
 
-def require_pair(f: Map, g: Map, x: Float[Array, "*batch n"], proposal: Any) -> None:
-    """Refuse an encoder, a decoder or a proposal that does not suit points like x."""
+def require_pair(
+    f: Map, g: Map, x: Float[Array, "*batch n"], proposal: Any, prior: LogDensity
+) -> None:
+    """Refuse an encoder, a decoder, a proposal or a prior that does not suit points like x."""
+    for name, function in (("f", f), ("g", g), ("prior", prior)):
+        if not callable(function):
+            raise TypeError(
+                f"{name} is a function of one point, not a {type(function).__name__}; of blocks, make one "
+                "that goes through them"
+            )
     require_square(f, x, "f")
     require_square(g, x, "g")
     if not isinstance(proposal, Proposal):
@@ -144,3 +152,8 @@ def require_pair(f: Map, g: Map, x: Float[Array, "*batch n"], proposal: Any) -> 
             f"{type(proposal).__name__}"
         )
     require_context(proposal, x.shape[-1])
+    shape = jnp.shape(jax.eval_shape(prior, jax.ShapeDtypeStruct(x.shape[-1:], x.dtype)))
+    if shape != ():
+        raise ValueError(
+            f"prior gives shape {shape} for one point, not one number: sum its log-densities up"
+        )

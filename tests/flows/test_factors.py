@@ -108,3 +108,4 @@ def test_a_triangular_matrix_comes_back_from_its_packed_rows(n):
     factor = flows.Triangular.of(jnp.asarray(matrix))
     assert factor.below.size <= n * n // 2
     np.testing.assert_allclose(factor.matrix(), matrix, rtol=1e-6)
+    np.testing.assert_allclose(factor.multiply(jnp.eye(n)), matrix, rtol=1e-6)

@@ -2,6 +2,7 @@
 
 import equinox as eqx
 import jax.numpy as jnp
+import numpy as np
 from jax.typing import DTypeLike
 from jaxtyping import Array, Float
 
@@ -47,18 +48,19 @@ class Triangular(AbstractFactor):
 
     def matrix(self) -> Float[Array, "n n"]:
         r"""$M$ itself."""
-        return self._strict() + jnp.diag(jnp.exp(self.log_diagonal))
-
-    def _strict(self) -> Float[Array, "n n"]:
-        """Row i of `below` ends, from its end, with row i of the matrix and begins with row n - 1 - i."""
+        # row i of `below` ends, from its end, with row i of the matrix and begins with row n - 1 - i
         last = jnp.flip(self.below, 0)[self.n % 2 :]
         both = jnp.concatenate([jnp.flip(self.below, 1), last])
-        return jnp.tril(jnp.pad(both, ((0, 0), (0, 1))), -1)
+        strict = jnp.tril(jnp.pad(both, ((0, 0), (0, 1))), -1)
+        return strict + jnp.diag(jnp.exp(self.log_diagonal))
 
     def multiply(self, z: Float[Array, "n *num"]) -> Float[Array, "n *num"]:
-        """See `AbstractFactor`."""
-        scale = as_column(jnp.exp(self.log_diagonal), z)
-        return scale * z + product(self._strict(), z)
+        """See `AbstractFactor`: by the rows as they are kept, in half the time where M is a network's."""
+        begins = np.arange(self.n - 1) < self.n - 1 - np.arange(len(self.below))[:, None]
+        last = product(jnp.where(begins, self.below, 0), z[:-1])
+        first = product(jnp.where(begins, 0, self.below), z[-2::-1])
+        strict = jnp.concatenate([first, last[::-1][self.n % 2 :]])
+        return as_column(jnp.exp(self.log_diagonal), z) * z + strict
 
     def solve(self, s: Float[Array, "n *num"]) -> Float[Array, "n *num"]:
         """See `AbstractFactor`."""
