@@ -135,7 +135,9 @@ def _watched(
             method = method.traced(traits(operator))
             planned = _planned(method, operator, key, physical_memory())
         said = " ".join(notes)  # such as what Auto reckons that this takes
-        result = _run(operator, method, key, planned, bar, checkpoint, resume, mesh, said, report)
+        result = _in_pieces(
+            operator, method, key, planned, bar, checkpoint, resume, mesh, said, report
+        )
     _raise_fault(result)
     return charged(result, spent).with_notes(*notes)
 
@@ -169,7 +171,7 @@ def charged(result: Any, spent: Products) -> Any:
     return result.with_products(spent.total, spent.transposed) if spent.total else result
 
 
-def _run(
+def _in_pieces(
     operator,
     method,
     key,

@@ -145,3 +145,16 @@ def test_no_file_is_above_400_lines():
     rooms = [folder / name for name in ("determinax", "tests", "benchmarks", "examples", "tools")]
     lengths = {p: p.read_text().count("\n") for room in rooms for p in room.rglob("*.py")}
     assert {str(p): n for p, n in lengths.items() if n > 400} == {}, "would two read better?"
+
+
+def test_no_function_is_written_in_several_files():
+    """Private functions and classes of more than a line, that are the same but for their texts' words."""
+    found: dict[str, list[str]] = {}
+    for path in sorted(ROOT.rglob("*.py")):
+        for node in ast.parse(path.read_text()).body:
+            if isinstance(node, ast.FunctionDef) and len(ast.unparse(node).splitlines()) > 2:
+                for inner in ast.walk(node):
+                    if isinstance(inner, ast.Constant) and isinstance(inner.value, str):
+                        inner.value = ""
+                found.setdefault(ast.dump(node), []).append(f"{path.relative_to(ROOT)} {node.name}")
+    assert [places for places in found.values() if len(places) > 1] == []

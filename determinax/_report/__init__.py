@@ -56,7 +56,7 @@ def report(
     """The page of an estimate; see `Estimate.report`."""
     parts = [_verdict(estimate, source, command), _axis(estimate, exact)]
     is_drawn = estimate.trace is not None and estimate.status != "exact"  # else all draws are equal
-    parts += _run(estimate, exact) if is_drawn else [_no_trace(estimate)]
+    parts += _figures_of_run(estimate, exact) if is_drawn else [_no_trace(estimate)]
     parts += [_training(fit)] if fit is not None else []
     found, data = _density(density)
     parts += [found, _table(estimate), _provenance(estimate, source)]
@@ -111,8 +111,11 @@ def _axis(estimate: Any, exact: float | None) -> str:
     return _section("On one axis", words, _figures.interval(estimate, exact))
 
 
-def _run(estimate: Any, exact: float | None) -> list[str]:
+def _figures_of_run(estimate: Any, exact: float | None) -> list[str]:
     trace = estimate.trace
+    equal = _figures.equal_weights(estimate)
+    if equal is not None:
+        return [f"<h2>What was drawn</h2><p>{html.escape(equal)}</p>"]
     parts = [
         _section(
             "Along the run",
@@ -134,9 +137,9 @@ def _run(estimate: Any, exact: float | None) -> list[str]:
         parts.append(
             _section(
                 "The tail of the weights",
-                f"The largest weights, by how rare they are. A slope of k = {estimate.pareto_k:.2f} fits "
-                f"them; above {limits.warn} (first dashed line) their variance is infinite, above "
-                f"{limits.unreliable} (second) their mean is not to be trusted.",
+                "The largest weights, by how rare they are, beside three generalised Pareto laws of one "
+                f"scale. That with k = {estimate.pareto_k:.2f} fits them. Above k = {limits.warn} their "
+                f"variance is infinite, above {limits.unreliable} their mean is not to be trusted.",
                 tail,
             )
         )
@@ -172,7 +175,7 @@ def _no_trace(estimate: Any) -> str:
 def _training(fit: Any) -> str:
     history = fit.history
     steps = len(history["loss"])
-    words = f"{steps:,} steps, {fit.num_matvecs:,} products."
+    words = f"{'1 step' if steps == 1 else f'{steps:,} steps'}, {fit.num_matvecs:,} products."
     figures = curves.curve(history["loss"], "loss, nats", history["finite"])
     if not fit.to_data and np.isfinite(history["spread"]).any():
         figures += curves.curve(history["spread"], "spread, nats", history["finite"])

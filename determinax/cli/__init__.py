@@ -24,7 +24,7 @@ def main() -> "NoReturn":
     _interrupts.watch(_farewell)
     if hasattr(signal, "SIGPIPE"):  # a reader that has gone, such as `head`, ends us without a word
         signal.signal(signal.SIGPIPE, signal.SIG_DFL)
-    _interrupts.leave(_run())
+    _interrupts.leave(_exit_code())
 
 
 def _leave_at_once(number: int, frame: "FrameType | None") -> None:
@@ -35,8 +35,8 @@ def _leave_at_once(number: int, frame: "FrameType | None") -> None:
     os._exit(128 + number)
 
 
-def _run() -> int:
-    """The exit code."""
+def _exit_code() -> int:
+    """Run a command, and say how it went."""
     try:
         from determinax.cli.commands import app
     except ModuleNotFoundError as error:

@@ -12,7 +12,7 @@ from determinax.cli.common import Count
 from determinax.progress import Report, reporting
 
 
-class Gradient(StrEnum):
+class GradientKind(StrEnum):
     """What `--gradient` takes."""
 
     path = "path"
@@ -35,7 +35,7 @@ def fit(
     ] = None,
     num_flows: Annotated[Count, typer.Option(help="Layers of the flow (default 8).")] = None,
     gradient: Annotated[
-        Gradient | None,
+        GradientKind | None,
         typer.Option(
             help="path: least noise (default); total: the paper's; forward: needs no transpose."
         ),

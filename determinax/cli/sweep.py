@@ -94,7 +94,7 @@ def sweep(
         common.resumable(lambda: bool(lines.done))
         with reporting() as report, _executor(scheduler) as executor:
             todo = [name for name in names if name not in lines.done]
-            _run(todo, len(names), settings, lines, executor, num_workers, report)
+            _estimate_all(todo, len(names), settings, lines, executor, num_workers, report)
         lines.close()
         counts = Counter(lines.done[name] for name in names)
         _interrupts.conclude()
@@ -141,7 +141,7 @@ def _executor(scheduler: str | None) -> Iterator[cf.Executor | None]:
         yield client.get_executor(pure=False)
 
 
-def _run(
+def _estimate_all(
     todo: list[str],
     total: int,
     settings: Settings,

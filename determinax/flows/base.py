@@ -123,6 +123,12 @@ class Constant(eqx.Module):
         return jax.lax.stop_gradient(self.array)
 
 
+def require_dimension(n: int) -> None:
+    """Refuse a sphere of two points, on which nothing moves."""
+    if n < 2:
+        raise ValueError(f"a flow needs a sphere with n >= 2, not n = {n}")
+
+
 def trainable(tree: Any) -> Any:
     """A filter for `equinox.partition`: true at every parameter, false at every `Constant`."""
     return jax.tree.map(

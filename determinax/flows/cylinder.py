@@ -15,6 +15,8 @@ References: Rezende et al. (2020), arXiv:2002.02428, section 2.2; Passenheim and
 arXiv:2012.13311.
 """
 
+import functools
+from collections.abc import Callable
 from typing import NamedTuple
 
 import equinox as eqx
@@ -26,6 +28,11 @@ from jaxtyping import Array, Float, PRNGKeyArray
 
 from .base import AbstractCircleMap, AbstractIntervalMap, AbstractSphereMap, as_column
 from .conditioners import Conditioner
+
+
+def _nets(context_size: int, dtype: DTypeLike) -> Callable[..., Conditioner]:
+    """What makes the networks of one layer."""
+    return functools.partial(Conditioner, context_size=context_size, dtype=dtype)
 
 
 class Circle(AbstractSphereMap):
@@ -53,15 +60,8 @@ class Circle(AbstractSphereMap):
         dtype: DTypeLike = float,
     ):
         self.circle = circle
-        self.circle_net = Conditioner(
-            0,
-            1,
-            circle.num_parameters,
-            key=key,
-            hidden=hidden,
-            context_size=context_size,
-            dtype=dtype,
-        )
+        net = _nets(context_size, dtype)
+        self.circle_net = net(0, 1, circle.num_parameters, key=key, hidden=hidden)
         self.context_size = context_size
         self.n = 2
 
@@ -116,24 +116,10 @@ class CylinderCoupling(AbstractSphereMap):
         k1, k2 = jax.random.split(key)
         moved = len(range(parity, n - 2, 2))
         self.interval, self.circle = interval, circle
-        self.height_net = Conditioner(
-            n - 2 - moved,
-            moved,
-            interval.num_parameters,
-            key=k1,
-            hidden=hidden,
-            context_size=context_size,
-            dtype=dtype,
-        )
-        self.circle_net = Conditioner(
-            n - 2,
-            1,
-            circle.num_parameters,
-            key=k2,
-            hidden=hidden if circle_hidden is None else circle_hidden,
-            context_size=context_size,
-            dtype=dtype,
-        )
+        net = _nets(context_size, dtype)
+        self.height_net = net(n - 2 - moved, moved, interval.num_parameters, key=k1, hidden=hidden)
+        own = hidden if circle_hidden is None else circle_hidden
+        self.circle_net = net(n - 2, 1, circle.num_parameters, key=k2, hidden=own)
         self.parity, self.context_size, self.n = parity, context_size, n
 
     def _forward(self, s, context):
@@ -195,25 +181,12 @@ class CylinderAutoregressive(AbstractSphereMap):
             raise ValueError(f"cylinder coordinates have heights from n = 3 on, not {n}")
         k1, k2 = jax.random.split(key)
         self.interval, self.circle = interval, circle
-        self.height_net = Conditioner(
-            n - 2,
-            n - 2,
-            interval.num_parameters,
-            key=k1,
-            hidden=hidden,
-            context_size=context_size,
-            autoregressive=True,
-            dtype=dtype,
+        net = functools.partial(_nets(context_size, dtype), n - 2)
+        self.height_net = net(
+            n - 2, interval.num_parameters, key=k1, hidden=hidden, autoregressive=True
         )
-        self.circle_net = Conditioner(
-            n - 2,
-            1,
-            circle.num_parameters,
-            key=k2,
-            hidden=hidden if circle_hidden is None else circle_hidden,
-            context_size=context_size,
-            dtype=dtype,
-        )
+        own = hidden if circle_hidden is None else circle_hidden
+        self.circle_net = net(1, circle.num_parameters, key=k2, hidden=own)
         self.context_size, self.n = context_size, n
 
     def _forward(self, s, context):

@@ -24,7 +24,7 @@ from jax.typing import DTypeLike
 from jaxtyping import Array, Float, PRNGKeyArray
 
 from .. import _linalg
-from .base import AbstractSphereMap
+from .base import AbstractSphereMap, require_dimension
 
 _MAX_ITERATIONS = 60
 
@@ -56,7 +56,7 @@ class Polynomial(AbstractPotential):
     n: int = eqx.field(static=True)
 
     def __init__(self, n: int, *, key: PRNGKeyArray, dtype: DTypeLike = float):
-        _check_dimension(n)
+        require_dimension(n)
         # almost the identity: the gradient of a gap between equal eigenvalues is arbitrary
         self.linear = jnp.zeros(n, dtype)
         self.quadratic = 0.01 * jax.random.normal(key, (n, n), dtype)
@@ -92,7 +92,7 @@ class Radial(AbstractPotential):
     n: int = eqx.field(static=True)
 
     def __init__(self, n: int, num_centres: int, *, key: PRNGKeyArray, dtype: DTypeLike = float):
-        _check_dimension(n)
+        require_dimension(n)
         if num_centres < 1:
             raise ValueError(f"a sum of radials needs at least one centre, not {num_centres}")
         self.centres = jax.random.normal(key, (num_centres, n), dtype)
@@ -264,8 +264,3 @@ def _over_columns(f, s: Array) -> tuple[Array, Array]:
     columns = s.reshape(s.shape[0], -1)
     moved, log_det = jax.vmap(f, in_axes=1, out_axes=(1, 0))(columns)
     return moved.reshape(s.shape), log_det.reshape(s.shape[1:])
-
-
-def _check_dimension(n: int) -> None:
-    if n < 2:
-        raise ValueError(f"an exponential map needs a sphere with n >= 2, not n = {n}")

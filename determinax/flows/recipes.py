@@ -10,7 +10,7 @@ from jax.typing import DTypeLike
 from jaxtyping import Array, PRNGKeyArray
 
 from .. import sphere
-from .base import AbstractCircleMap, AbstractSphereMap, trainable
+from .base import AbstractCircleMap, AbstractSphereMap, require_dimension, trainable
 from .chain import Chain
 from .conditional import ConditionalLinear
 from .conditioners import ImageConditioner
@@ -61,7 +61,7 @@ def cylinder(
         moved, log_det = flow.forward(dx.sphere.uniform(key, 5, 100))
         ```
     """
-    _check_dimension(n)
+    require_dimension(n)
     _check_count("num_flows", num_flows)
     if conditioning not in ("coupling", "autoregressive"):
         raise ValueError(
@@ -104,7 +104,7 @@ def exponential_polynomial(
         flow = dx.flows.exponential_polynomial(3, key=key)
         ```
     """
-    _check_dimension(n)
+    require_dimension(n)
     _check_count("num_flows", num_flows)
     dtype = jnp.result_type(float) if dtype is None else dtype
     keys = jax.random.split(key, num_flows)
@@ -128,7 +128,7 @@ def exponential_radial(
         q = dx.Proposal(flow)
         ```
     """
-    _check_dimension(n)
+    require_dimension(n)
     _check_count("num_flows", num_flows)
     dtype = jnp.result_type(float) if dtype is None else dtype
     keys = jax.random.split(key, num_flows)
@@ -144,7 +144,7 @@ def projective_linear(n: int, *, dtype: DTypeLike | None = None) -> ProjectiveLi
         q = dx.Proposal(dx.flows.projective_linear(10))
         ```
     """
-    _check_dimension(n)
+    require_dimension(n)
     return ProjectiveLinear(Triangular(n, dtype=jnp.result_type(float) if dtype is None else dtype))
 
 
@@ -171,7 +171,7 @@ def conditional_linear(
         dx.Proposal(flow).sample(key, 5, jnp.zeros(10))
         ```
     """
-    _check_dimension(n)
+    require_dimension(n)
     dtype = jnp.result_type(float) if dtype is None else dtype
     first, second = jax.random.split(key)
     part: AbstractFactor = Triangular(n, dtype=dtype)
@@ -254,11 +254,6 @@ def _circle_map(circle: str, num_centres: int, num_bins: int, weights) -> Abstra
     if circle == "spline":
         return CircularSpline(num_bins)
     raise ValueError(f'circle must be "moebius" or "spline", not {circle!r}')
-
-
-def _check_dimension(n: int) -> None:
-    if n < 2:
-        raise ValueError(f"a flow needs a sphere with n >= 2, not n = {n}")
 
 
 def _check_count(name: str, value: int) -> None:

@@ -10,7 +10,7 @@ from jax.typing import DTypeLike
 from jaxtyping import Array, Float, PRNGKeyArray
 
 from .. import sphere
-from .base import AbstractSphereMap, Constant
+from .base import AbstractSphereMap, Constant, require_dimension
 
 
 class Rotation(AbstractSphereMap):
@@ -35,7 +35,7 @@ class Rotation(AbstractSphereMap):
     def __init__(self, matrix: Float[Array, "n n"]):
         if matrix.ndim != 2 or matrix.shape[0] != matrix.shape[1]:
             raise ValueError(f"a rotation is a square matrix, not one of shape {matrix.shape}")
-        _check_dimension(matrix.shape[0])
+        require_dimension(matrix.shape[0])
         if not isinstance(matrix, Tracer):
             off = float(jnp.max(jnp.abs(matrix.T @ matrix - jnp.eye(len(matrix)))))
             if not off < 1e3 * len(matrix) * float(jnp.finfo(matrix.dtype).eps):
@@ -49,7 +49,7 @@ class Rotation(AbstractSphereMap):
     @staticmethod
     def random(n: int, *, key: PRNGKeyArray, dtype: Any = float) -> "Rotation":
         """A uniformly (Haar) distributed one."""
-        _check_dimension(n)
+        require_dimension(n)
         return Rotation(sphere.frame(key, n, dtype=dtype))
 
     def _forward(self, s, context):
@@ -82,7 +82,7 @@ class Householder(AbstractSphereMap):
         key: PRNGKeyArray,
         dtype: DTypeLike = float,
     ):
-        _check_dimension(n)
+        require_dimension(n)
         count = n if num_reflections is None else num_reflections
         if not 1 <= count <= n:
             raise ValueError(f"take 1 to {n} reflections in {n} dimensions, not {count}")
@@ -105,8 +105,3 @@ class Householder(AbstractSphereMap):
 def _apply(matrix: Array, s: Array) -> tuple[Array, Array]:
     moved = jnp.tensordot(matrix, s, 1, precision=jax.lax.Precision.HIGHEST)
     return moved, jnp.zeros(s.shape[1:], s.dtype)
-
-
-def _check_dimension(n: int) -> None:
-    if n < 2:
-        raise ValueError(f"a sphere to rotate has n >= 2, not {n}")
