@@ -11,7 +11,7 @@ from methods import CASES, KINDS, A, N
 from registry import near_isometry, rest_slow
 
 import determinax as dx
-from determinax import _engine, _keys
+from determinax import _engine
 from determinax.operators import traits
 
 KEY = jax.random.key(3)
@@ -264,29 +264,6 @@ def test_an_operator_that_raises_on_its_fifth_product_is_one_sentence(name):
     # and is not blamed for what comes later
     operator.bad = None
     run(name, operator, check_linear=False)
-
-
-def test_all_streams_of_a_run_are_distinct(monkeypatch):
-    seen = {}
-    real = _keys.stream
-
-    def noted(key, name, index=0):
-        found = real(key, name, index)
-        if not isinstance(found, jax.core.Tracer):
-            seen.setdefault(tuple(np.asarray(jax.random.key_data(found)).tolist()), set()).add(
-                (name, int(index))
-            )
-        return found
-
-    names = ["directions", "mixture", "lower bound", "probes", "scale", "deflation", "complement"]
-    names += ["pilot", "pattern", "defect", "steps", "points", "fresh", "fit", "estimate"]
-    for name in names:
-        for index in range(50):
-            noted(KEY, name, index)
-    assert all(len(origins) == 1 for origins in seen.values())
-    # nor does any collide with what a caller splits or folds
-    others = [jax.random.fold_in(KEY, i) for i in range(50)] + list(jax.random.split(KEY, 50))
-    assert not seen.keys() & {tuple(np.asarray(jax.random.key_data(k)).tolist()) for k in others}
 
 
 def test_a_bar_stops_the_sampling_and_says_so():
