@@ -6,6 +6,7 @@ import json
 import re
 import shlex
 
+import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -16,7 +17,7 @@ import determinax as dx
 from determinax import _terminal
 from determinax._advice import next_step
 from determinax._diagnostics import Plain, Weights
-from determinax._drawing.board import Span, ticks
+from determinax._drawing.board import Board, Span, ticks
 from determinax._report import _figures
 from determinax._states import Fault
 from determinax.cli.commands import app
@@ -221,10 +222,67 @@ def test_ticks_are_round_and_within():
     assert [words for _, words in ticks(Span(0, 3), 9, log=True)] == ["1", "10", "100", "1,000"]
 
 
+@pytest.mark.parametrize("centre", [-9.21034037, 5.0, 1234567.5, 1e-3])
+@pytest.mark.parametrize("length", [1e-12, 1e-8, 1e-5, 1e-2, 1.0])
+def test_ticks_of_values_that_agree_are_told_apart(centre, length):
+    length *= max(abs(centre), 1)
+    board = Board(Span(centre, centre + length), Span(centre, centre + length), (880, 300))
+    for draw in (board.axis_x, board.axis_y):
+        board.parts.clear()
+        draw("nats")
+        words = re.findall("<text[^>]*>([^<]*)</text>", "".join(board.parts))
+        numbers = [word for word in words if not word.startswith("nats")]
+        assert len(set(numbers)) == len(numbers) >= 2, words
+        assert max(map(len, numbers)) <= 10
+
+
 def test_a_fit_in_a_notebook_is_a_curve():
-    fit = dx.fit_linear(A, key=KEY)
+    flow = dx.flows.projective_linear(12)
+    fit = dx.fit(A, flow, key=KEY, steps=4, batch_size=32, progress=False)
     assert "<svg" in fit._repr_html_()
     assert "products" in fit._repr_html_()
+    short = dx.fit_linear(A, key=KEY)  # two steps are no line
+    assert "<svg" not in short._repr_html_()
+    assert "loss, nats" in short._repr_html_()
+
+
+def test_equal_weights_are_a_sentence_and_no_figures(tmp_path):
+    fit = dx.fit_linear(A, key=KEY)
+    found = dx.log_abs_det(A, dx.Variational(fit.proposal, 200), key=KEY, trace=True)
+    points = found.trace.histogram
+    same = eqx.tree_at(lambda h: h.high, points, points.low + 1e-14)
+    trace = eqx.tree_at(lambda t: t.histogram, found.trace, same)
+    found.replace(trace=trace, code=jnp.asarray(1)).report(tmp_path / "a.html")
+    said = words(tmp_path / "a.html")
+    assert re.search("All log-weights are equal to [0-9]e-1[0-9].", said)
+    assert (tmp_path / "a.html").read_text().count("<svg") == 2  # the axis
+
+
+def test_an_unreliable_estimate_has_no_interval_and_far_bounds_are_arrows(hard, estimate):
+    page = _figures.interval(hard, None)
+    assert "estimate; no interval: unreliable" in page
+    assert "95 % interval" not in page
+    far = estimate.bounds.moved(jnp.asarray(1e6), 1.0)
+    page = _figures.interval(estimate.replace(bounds=far), None)
+    assert page.count("beyond") == 4  # the certificate and the KL bound, in both sizes
+    assert "beyond" not in _figures.interval(estimate, None)
+
+
+def test_the_law_that_fits_the_tail_goes_through_it_and_a_heavier_one_above():
+    rarity = np.linspace(0, 2, 9)
+    exceedances = (10 ** (0.4 * rarity) - 1) / 0.4 * 0.3
+    above = np.log10(1 + 0.3 * (np.linspace(1e-3, 1, 999) ** -0.4 - 1) / 0.4)
+    fitted = _figures.pareto(rarity, 0.4, 0.4, np.append(above, 0.0))
+    np.testing.assert_allclose(fitted, np.log10(1 + exceedances), rtol=0.01, atol=1e-3)
+    assert (_figures.pareto(rarity, 0.4, 0.7, np.append(above, 0.0))[1:] > fitted[1:]).all()
+
+
+def test_the_lines_of_the_pictures_are_named(estimate):
+    tail = _figures.tail(estimate)
+    for words in ("fitted: k = ", "k = 0.5: warn above", "k = 0.7: unreliable above"):
+        assert tail.count(words) == 2
+    exact = float(estimate.log_abs_det)
+    assert _figures.running(estimate, exact).count(">exact</text>") == 2
 
 
 # -- from a shell --

@@ -23,8 +23,14 @@ class Span(NamedTuple):
         """Around the finite ones of these values."""
         finite = [float(v) for v in values if v is not None and math.isfinite(v)] or [0.0, 1.0]
         low, high = min(finite), max(finite)
-        room = (high - low) * pad or max(abs(high), 1e-6) * 1e-3
+        size = max(abs(low), abs(high), 1e-6)
+        # what differs by rounding is not spread over the picture
+        room = max((high - low) * pad, 1e-13 * size) if high > low else 1e-3 * size
         return Span(low - room, high + room)
+
+    def less(self, base: float) -> "Span":
+        """The same, as numbers beyond a base."""
+        return Span(self.low - base, self.high - base)
 
 
 class Board:
@@ -99,17 +105,20 @@ class Board:
         self.parts.append(
             f'<path class="axis" d="M{self.left} {floor}H{self.width - self.right}"/>'
         )
-        for at, words in ticks(self.x, max(2, room // 95), log=log):
-            self.parts.append(f'<path class="axis" d="M{self.px(at):.1f} {floor}v4"/>')
-            self.text(self.px(at), floor + 17, words)
+        base = 0.0 if log else offset(self.x)
+        for at, words in ticks(self.x.less(base), max(2, room // 95), log=log):
+            self.parts.append(f'<path class="axis" d="M{self.px(at + base):.1f} {floor}v4"/>')
+            self.text(self.px(at + base), floor + 17, words)
+        label += _beyond(base)
         self.text(self.left + room / 2, self.height - 8, label, kind="label")
 
     def axis_y(self, label: str) -> None:
         """The same, on the left, with lines across."""
-        for at, words in ticks(self.y, max(2, (self.height - 60) // 48)):
-            self.level(at, "grid")
-            self.text(self.left - 6, self.py(at) + 4, words, "end")
-        self.text(self.left - 50, self.top - 12, label, "start", "label")
+        base = offset(self.y)
+        for at, words in ticks(self.y.less(base), max(2, (self.height - 60) // 48)):
+            self.level(at + base, "grid")
+            self.text(self.left - 6, self.py(at + base) + 4, words, "end")
+        self.text(self.left - 50, self.top - 12, label + _beyond(base), "start", "label")
 
     def svg(self, kind: str, title: str) -> str:
         """The picture."""
@@ -131,15 +140,30 @@ def ticks(span: Span, most: int, *, log: bool = False) -> list[tuple[float, str]
     first = math.ceil(span.low / step)
     last = math.floor(span.high / step)
     digits = max(0, -math.floor(math.log10(step) + 1e-9))
+    if last <= first and most < 40:  # one number is no scale
+        return ticks(span, most + 1)
     return [(i * step, _short(i * step, digits)) for i in range(first, last + 1)]
+
+
+def _beyond(base: float) -> str:
+    return f", beyond {base:.12g}" if base else ""
 
 
 def _power(p: int) -> str:
     return f"{10**p:,}" if 0 <= p <= 5 else f"1e{p}"
 
 
+def offset(span: Span) -> float:
+    """A round number that labels are relative to, where the span is too short for theirs; else 0."""
+    size, length = max(abs(span.low), abs(span.high)), span.high - span.low
+    if size < (10 if size >= 1e6 else 1e4) * length or (length > 1e-3 and size < 1e6):
+        return 0.0
+    unit = 10.0 ** math.ceil(math.log10(length) + 1)
+    return round(span.low / unit) * unit
+
+
 def _short(value: float, digits: int) -> str:
-    if abs(value) >= 1e6 or digits > 6:
+    if abs(value) >= 1e6 or (digits > 6 and abs(value) < 1e-3):
         return f"{value:.3g}"
     return f"{value + 0.0:,.{digits}f}"
 

@@ -1,11 +1,15 @@
 """Pictures that need no estimate: a quantity along a training, densities on the circle and on a map."""
 
+import html
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
 from determinax._drawing.board import SIZES, Board, Span
+
+# fewer steps than this make no line
+_LEAST_STEPS = 3
 
 
 def both(draw: Callable[[tuple[int, int], bool], Board], title: str, height: int = 0) -> str:
@@ -18,16 +22,19 @@ def both(draw: Callable[[tuple[int, int], bool], Board], title: str, height: int
 
 
 def curve(values: Any, label: str, finite: Any) -> str:
-    """One quantity along a training."""
+    """One quantity along a training; in words where there are too few steps for a line."""
     values = np.where(np.asarray(finite), np.asarray(values, float), np.nan)
     step = max(1, -(-len(values) // 400))
     x = np.arange(0, len(values), step)
     shown = np.array([np.nanmean(values[i : i + step]) for i in x])
     late = shown[np.isfinite(shown)]
-    limits = np.quantile(late, [0.0, 0.98]) if len(late) else [0.0, 1.0]
+    if len(late) < _LEAST_STEPS:
+        last = f"{late[-1]:.4g}" if len(late) else "not finite"
+        return f'<p class="soft">{html.escape(label)}: {last}.</p>'
+    limits = np.quantile(late, [0.0, 0.98])
 
     def draw(size: tuple[int, int], narrow: bool) -> Board:
-        span = Span.of([limits[0], limits[1], late[-1] if len(late) else 0.0])
+        span = Span.of([limits[0], limits[1], late[-1]])
         board = Board(Span(0, max(len(values), 2)), span, size)
         board.axis_y(label)
         board.axis_x("training step")

@@ -13,20 +13,34 @@ from determinax._drawing.curves import both
 
 # fewer draws in a batch than this do not tell its own error
 _LEAST_IN_BATCH = 20
+# a bound that is so many times as far as the figure is wide becomes an arrow at its edge
+_FAR = 4
+# log-weights that differ by less have nothing to show
+_EQUAL = 1e-9
 
 
 def interval(estimate: Any, exact: float | None) -> str:
     """The estimate, its interval, its bounds and the exact value on one axis."""
     rows = _rows(estimate, exact)
-    span = Span.of([x for row in rows for x in row[1:4]])
+    span = _core(estimate, rows)
 
     def draw(size: tuple[int, int], narrow: bool) -> Board:
-        step, head = 34, 14
+        step, head = (50 if narrow else 34), 14
         size = (size[0], head + step * len(rows) + 50)
         board = Board(span, Span(0, 1), size, bare=True)
         for i, (name, low, value, high, kind, words) in enumerate(rows):
-            y = head + step * i + 24
-            middle = board.px(value)
+            y = head + step * i + (40 if narrow else 24)
+            middle = board.px(min(max(value, span.low), span.high))
+            side = "start" if middle < size[0] / 2 else "end"
+            at = board.left if side == "start" else size[0] - 14
+            if narrow:
+                board.text(at, y - 24, name, side, kind)
+            board.text(at, y - 9, words if narrow else f"{name}: {words}", side, kind)
+            if not span.low <= value <= span.high:
+                way = 9 if value > span.high else -9
+                tip = f"M{middle:.1f} {y}l{-way} -6v12z"
+                board.parts.append(f'<path class="{kind} beyond" d="{tip}"/>')
+                continue
             if low != high:
                 ends = f"M{board.px(low):.1f} {y}H{board.px(high):.1f}"
                 board.parts.append(f'<path class="whisker {kind}" d="{ends}"/>')
@@ -34,9 +48,6 @@ def interval(estimate: Any, exact: float | None) -> str:
                 left = max(middle - 60, board.left)
                 board.parts.append(f'<path class="arrow {kind}" d="M{middle:.1f} {y}H{left:.1f}"/>')
             board.parts.append(f'<circle class="{kind}" cx="{middle:.1f}" cy="{y}" r="5"/>')
-            label = name if narrow else f"{name}: {words}"
-            side = "start" if middle < size[0] / 2 else "end"
-            board.text(board.left if side == "start" else size[0] - 14, y - 9, label, side, kind)
         board.axis_x(f"{estimate.quantity}, nats")
         return board
 
@@ -45,9 +56,11 @@ def interval(estimate: Any, exact: float | None) -> str:
 
 def _rows(estimate: Any, exact: float | None) -> list[tuple]:
     value, error = float(estimate.log_abs_det), float(estimate.standard_error)
-    low, high = estimate.interval or (value, value)
+    interval = estimate.interval
+    low, high = interval or (value, value)
     shown = f"{_text.round_to(value, error)} ± {error:.2g}"
-    rows = [("estimate, 95 % interval", low, value, high, "main", shown)]
+    about = "estimate; no interval: unreliable" if interval is None else "estimate, 95 % interval"
+    rows = [(about, low, value, high, "main", shown)]
     bounds = [
         ("certified: below this with 95 %", _text.certified(estimate), "bound"),
         ("KL bound, above in the mean", _text.plain(estimate.kl_bound), "bound"),
@@ -58,6 +71,20 @@ def _rows(estimate: Any, exact: float | None) -> list[tuple]:
         if x is not None and math.isfinite(x):
             rows.append((name, x, x, x, kind, f"{x:.6g}"))
     return rows
+
+
+def _core(estimate: Any, rows: list[tuple]) -> Span:
+    """The estimate and the exact value, and bounds that are not so far that they would squeeze these."""
+    value, error = float(estimate.log_abs_det), float(estimate.standard_error)
+    near = [value - 2 * error, value + 2 * error]
+    near += [x for row in rows if row[4] != "bound" for x in row[1:4]]
+    near = [x for x in near if math.isfinite(x)]
+    room = _FAR * (max(near) - min(near)) if near else 0.0
+    bounds = [row[2] for row in rows if row[4] == "bound"]
+    if not room:
+        return Span.of([*near, *bounds])
+    low, high = min(near) - room, max(near) + room
+    return Span.of([*near, *(x for x in bounds if low <= x <= high)])
 
 
 def running(estimate: Any, exact: float | None) -> str:
@@ -85,6 +112,8 @@ def running(estimate: Any, exact: float | None) -> str:
         board.upright(dense, "dense", f"n = {estimate.num_dense:,}: A itself")
         if exact is not None:
             board.level(exact, "truth dashed")
+            if span_y.low <= exact <= span_y.high:
+                board.text(size[0] - 16, board.py(exact) - 5, "exact", "end", "truth")
         return board
 
     return both(draw, "The running estimate against products")
@@ -122,6 +151,15 @@ def histogram(estimate: Any) -> str:
     return both(draw, "Histogram of the draws", 240)
 
 
+def equal_weights(estimate: Any) -> str | None:
+    """A sentence in place of figures of log-weights that are all the same."""
+    found = estimate.trace.histogram
+    width = float(found.high) - float(found.low)
+    if not estimate.trace.logs or not width < _EQUAL:
+        return None
+    return f"All log-weights are equal to {max(width, 1e-16):.0e}."
+
+
 def tail(estimate: Any) -> str:
     """The largest weights against their rank, and the Pareto law that fits them."""
     logs = np.asarray(estimate.trace.tail, float)
@@ -132,25 +170,44 @@ def tail(estimate: Any) -> str:
     num = estimate.diagnostics.num_tail
     rank = np.log10(np.arange(1, len(logs) + 1) / num)
     above = (logs - logs[-1]) / math.log(10)
-    shown = {
-        "here": k,
-        "warn": THRESHOLDS["pareto_k"].warn,
-        "bad": THRESHOLDS["pareto_k"].unreliable,
+    # x: how rare, y: how large, both in powers of ten
+    x = rank[-1] - rank
+    limits = THRESHOLDS["pareto_k"]
+    laws = {
+        "here": (k, f"fitted: k = {k:.2f}"),
+        "warn": (limits.warn, f"k = {limits.warn}: warn above"),
+        "bad": (limits.unreliable, f"k = {limits.unreliable}: unreliable above"),
     }
+    along = np.linspace(0, x[0], 60)
+    drawn = {kind: pareto(along, k, law, above) for kind, (law, _) in laws.items()}
+    top = max(above[0], *(float(y[-1]) for y in drawn.values()))
 
     def draw(size: tuple[int, int], narrow: bool) -> Board:
-        # x: how rare, y: how large, both in powers of ten: a slope of k
-        x = rank[-1] - rank
-        board = Board(Span.of(x, 0.03), Span.of([0, above[0], 0.7 * x[0]]), size)
+        board = Board(Span.of(x, 0.03), Span.of([0, top]), size)
         board.axis_y("size above the smallest, in powers of ten")
-        for kind, slope in shown.items():
-            board.line(np.array([0, x[0]]), np.array([0, max(slope, 0) * x[0]]), f"slope {kind}")
+        for i, (kind, y) in enumerate(drawn.items()):
+            board.line(along, y, f"slope {kind}")
+            board.text(board.left + 12, board.top + 14 + 17 * i, laws[kind][1], "start", kind)
         for a, b in zip(x[::-1], above[::-1], strict=True):
             board.dot(a, b, "main", 2)
         board.axis_x("rarity of a weight, in powers of ten")
         return board
 
     return both(draw, "The tail of the weights beside Pareto laws", 260)
+
+
+def pareto(rarity: Any, fitted: float, k: float, above: Any) -> Any:
+    """Quantiles of a generalised Pareto law, in powers of ten above its threshold.
+
+    Its scale is that with which the law of the `fitted` k has the median of the weights `above` it.
+    """
+    scale = (10 ** float(np.median(above[:-1])) - 1) / _excess(math.log(2), fitted)
+    return np.log10(1 + scale * _excess(np.asarray(rarity) * math.log(10), k))
+
+
+def _excess(log_rarity: Any, k: float) -> Any:
+    """Of a law of scale 1, beyond its threshold."""
+    return np.expm1(k * log_rarity) / k if abs(k) > 1e-9 else log_rarity
 
 
 def agreement(estimate: Any) -> tuple[float, int, float] | None:
