@@ -191,6 +191,13 @@ def test_a_prior_of_many_numbers_and_blocks_for_a_function_are_refused():
         assert sentence in str(error.value)
 
 
+def test_a_function_without_arrays_is_not_trained_in_silence():
+    q = dx.Proposal(dx.flows.projective_linear(N))
+    sample_x = lambda key, num: jax.random.normal(key, (num, N))  # noqa: E731
+    with pytest.raises(ValueError, match="f holds no arrays"):
+        dx.fit_free_form(lambda x: x, lambda z: z, sample_x, q, key=jax.random.key(0), steps=2)
+
+
 def test_the_encoder_alone_is_one_sided_and_says_so():
     f, _, log_p, a = linear_pair()
     x = points()

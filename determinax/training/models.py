@@ -15,6 +15,7 @@ from jaxtyping import Array, Float, PRNGKeyArray
 from determinax._checks import positive_number, require_key, whole_number
 from determinax._interrupts import heeded
 from determinax._keys import stream
+from determinax.flows import trainable
 from determinax.likelihood import free_form_loss, standard_normal
 from determinax.likelihood.loss import LogDensity, Map
 from determinax.operators import Products
@@ -171,6 +172,12 @@ def fit_free_form(
     """
     weight = positive_number(reconstruction, "reconstruction")
     num_samples = whole_number(num_samples, "num_samples")
+    for name, model in (("f", f), ("g", g)):
+        if not jax.tree.leaves(eqx.filter(model, trainable(model))):
+            raise ValueError(
+                f"{name} holds no arrays that could be trained: pass a module, or take fit_model with "
+                "your parameters and free_form_loss"
+            )
     return fit_model(
         FreeFormObjective(weight, num_samples, prior),
         (f, g, proposal),
