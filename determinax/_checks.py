@@ -9,6 +9,7 @@ import numbers
 import os
 import pathlib
 import sys
+import tempfile
 from collections.abc import Iterator
 from typing import Any
 
@@ -73,9 +74,40 @@ def require_bar(name: str, bar: Any) -> None:
     """Refuse a bar for the standard error that is no positive number; None is no bar."""
     if bar is None:
         return
+    if getattr(bar, "shape", None) == () and not isinstance(bar, numbers.Real):  # of NumPy or JAX
+        from jax.core import Tracer
+
+        if isinstance(bar, Tracer):
+            return
+        bar = bar.item()
     number = isinstance(bar, numbers.Real) and not isinstance(bar, bool)
     if not (number and 0 < float(bar) < math.inf):
         raise ValueError(f"{name} is a positive number, the standard error to be met, not {bar!r}")
+
+
+def require_writable(path: pathlib.Path) -> None:
+    """Refuse a file that could not be written later, before anything long begins."""
+    if path.is_dir():
+        raise ValueError(f"{path}: is a folder: name a file in it")
+    if path.exists() and not path.is_file():
+        raise ValueError(f"{path}: is no ordinary file, which could be replaced: name another")
+    require_folder(path.parent, make=False)
+
+
+def require_folder(folder: pathlib.Path, *, make: bool = True) -> None:
+    """A folder that files can be written to; with `make`, it is made."""
+    try:
+        if make:
+            folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder):
+            pass
+    except OSError as error:
+        raise ValueError(f"{folder}: nothing can be written there: {reason(error)}") from error
+
+
+def reason(error: OSError) -> str:
+    """What the system says, without its number."""
+    return (error.strerror or str(error)).lower()
 
 
 @functools.cache

@@ -19,7 +19,7 @@ from jax.sharding import Mesh
 from jaxtyping import PRNGKeyArray
 
 from determinax import _checkpoint, _devices, _engine
-from determinax._checks import physical_memory
+from determinax._checks import physical_memory, require_writable
 from determinax._diagnostics import Bar, fault_sentence
 from determinax._digest import digested, fingerprint
 from determinax._interrupts import before_leaving, check
@@ -91,6 +91,8 @@ def estimate(
         method.require(operator, key)
         method = method.traced(traits(operator)) if trace else method
         return charged(neutral(_engine.run)(method, operator, key, bar), spent)
+    if checkpoint is not None and jax.process_index() == 0:
+        require_writable(checkpoint)
     with reporting(progress) as report:
         result = _watched(
             operator, method, key, bar, spent, checkpoint, resume, mesh, trace, report

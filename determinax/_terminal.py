@@ -19,7 +19,7 @@ def lines(estimate: Any, command: str) -> list[str]:
     head = _text.round_to(value, error) + (f" ± {error:.2g}" if math.isfinite(value) else "")
     made = [f"{_label(estimate.quantity)}{_bold(head)}   {_coloured(status)}   {estimate.method}"]
     if estimate.sign is not None:
-        made += _row("sign", f"{float(estimate.sign):+.0f}, of the determinant")
+        made += _row("sign", f"{_text.sign_of(estimate)}, of the determinant")
     if estimate.interval is not None and status != "exact":
         low, high = (_text.round_to(end, error) for end in estimate.interval)
         made += _row("interval", f"{low} to {high}, with 95 % confidence")

@@ -40,7 +40,7 @@ def lines(estimate: Any) -> list[str]:
     label = f"{status}, {estimate.method.removeprefix('exact, ')}"
     lines = [f"{estimate.quantity} = {round_to(value, error)}{shown}   [{label}]"]
     if estimate.sign is not None:
-        lines.append(f"  sign of the determinant: {float(estimate.sign):+.0f}")
+        lines.append(f"  sign of the determinant: {sign_of(estimate)}")
     interval = estimate.interval
     if interval is not None and status != "exact":
         low, high = (round_to(end, error) for end in interval)
@@ -88,3 +88,9 @@ def round_to(value: float, error: float) -> str:
         return f"{value:.6g}"
     digits = 12 if error <= 0 else max(0, min(12, 1 - math.floor(math.log10(error))))
     return f"{value:.{digits}f}"
+
+
+def sign_of(estimate: Any) -> str:
+    """+1, -1, or 0 where the determinant is."""
+    sign = float(estimate.sign)
+    return f"{sign:+.0f}" if sign else "0"

@@ -353,3 +353,11 @@ def test_auto_deflates_where_few_directions_carry_what_is_large():
     assert estimate.num_matvecs <= 75
     lanczos = dx.log_abs_det(kernel, dx.Lanczos(4, 9), key=KEY)
     assert abs(float(estimate.log_abs_det) - exact) < 0.5 * abs(float(lanczos.log_abs_det) - exact)
+
+
+def test_one_product_and_no_sign_are_said_as_they_are():
+    one = dx.log_abs_det(lambda x: 2 * x, dx.Auto(), example=np.zeros(1), key=KEY)
+    assert "1 product gives A itself" in " ".join(one.reasons)
+    singular = dx.log_abs_det(np.ones((2, 2)), dx.Exact())
+    assert "sign of the determinant: 0" in str(singular)
+    assert "+0" not in str(singular)

@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import scipy.sparse
 import scipy.sparse.linalg
 from methods import CASES, KINDS, A, N
 from registry import near_isometry, rest_slow
@@ -140,6 +141,36 @@ def test_float32_and_float64(name):
     assert single.log_abs_det.dtype in (np.float32, np.float64)
     slack = 12 if name in FEW else 4
     assert abs(float(single.log_abs_det) - TRUTH) < slack * float(single.standard_error) + 1e-4
+
+
+@pytest.mark.parametrize("make", ["dense", "sparse", "diagonal", "tridiagonal"])
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_an_exact_value_has_the_dtype_of_its_matrix(make, dtype):
+    tridiagonal = scipy.sparse.diags_array([1.0, 3, 1], offsets=[-1, 0, 1], shape=(5, 5))
+    matrix = {
+        "dense": A,
+        "sparse": scipy.sparse.csr_array(A),
+        "diagonal": 2 * scipy.sparse.eye_array(5, format="csr"),
+        "tridiagonal": tridiagonal.tocsr(),
+    }[make].astype(dtype)
+    for method in (dx.Exact(), dx.Auto()):
+        e = dx.log_abs_det(matrix, method, key=KEY)
+        assert e.log_abs_det.dtype == e.standard_error.dtype == dtype
+        truth = np.linalg.slogdet(matrix.toarray() if make != "dense" else matrix)[1]
+        assert abs(float(e.log_abs_det) - truth) <= 4 * float(e.standard_error) + 1e-12
+
+
+def test_a_tolerance_may_be_an_array_traced_or_not():
+    method = dx.MonteCarlo(2000)
+
+    def error(bar):
+        return dx.log_abs_det(A, method, key=KEY, tolerance=bar).standard_error
+
+    for bar in (jnp.asarray(0.1), np.float32(0.1), np.asarray(0.1)):
+        assert error(bar) == pytest.approx(float(error(0.1)), rel=1e-6)
+    assert jax.jit(error)(0.1) == pytest.approx(float(error(0.1)), rel=1e-6)
+    with pytest.raises(ValueError, match="tolerance is a positive number"):
+        error(jnp.asarray(-0.1))
 
 
 def python_calls(run):

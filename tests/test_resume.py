@@ -69,3 +69,25 @@ def test_a_product_that_differs_by_rounding_is_the_same(tmp_path):
     _require_same_product(image * (1 + 1e-14), image, tmp_path)
     with pytest.raises(dx.StorageError, match="product with a fixed vector differs"):
         _require_same_product(image * (1 + 1e-8), image, tmp_path)
+
+
+def test_a_place_that_cannot_be_written_is_refused_before_anything_is_begun(tmp_path):
+    missing, products = tmp_path / "missing" / "run.ck", []
+
+    class Host(scipy.sparse.linalg.LinearOperator):
+        def _matmat(self, X):
+            products.append(X.shape)
+            return X
+
+        def _rmatmat(self, X):
+            return self._matmat(X)
+
+    host: object = Host(float, (8, 8))
+    admitted = dx.as_operator(host)
+    products.clear()
+    with pytest.raises(ValueError, match="nothing can be written there: no such file"):
+        dx.log_abs_det(admitted, METHOD, key=KEY, checkpoint=missing, check_linear=False)
+    flow = dx.flows.projective_linear(8)
+    with pytest.raises(ValueError, match="nothing can be written there: no such file"):
+        dx.fit(admitted, flow, key=KEY, steps=5, checkpoint=missing)
+    assert products == []

@@ -6,14 +6,14 @@ import pathlib
 import shlex
 import signal
 import sys
-import tempfile
 import warnings
 from collections.abc import Callable, Iterator
 from typing import Annotated, Any, NoReturn
 
 import typer
 
-from determinax._checks import whole_number
+from determinax._checks import reason, require_folder, whole_number
+from determinax._checks import require_writable as require_writable
 from determinax.progress import Report
 
 BAD_INPUT, UNRELIABLE = 2, 3
@@ -66,15 +66,6 @@ def require_shape(file: pathlib.Path, matrix: Any, volume: bool) -> None:
         raise ValueError(f"{file}: {m}x{n} is not square, so it has no determinant: say --volume")
 
 
-def require_writable(path: pathlib.Path) -> None:
-    """Refuse a file that could not be written later, before anything long begins."""
-    if path.is_dir():
-        raise ValueError(f"{path}: is a folder: name a file in it")
-    if path.exists() and not path.is_file():
-        raise ValueError(f"{path}: is no ordinary file, which could be replaced: name another")
-    require_folder(path.parent, make=False)
-
-
 def require_apart(written: pathlib.Path | None, *read: pathlib.Path | None) -> None:
     """Refuse to write over what is read."""
     if written is None or not written.exists():
@@ -82,22 +73,6 @@ def require_apart(written: pathlib.Path | None, *read: pathlib.Path | None) -> N
     for path in filter(None, read):
         if path.exists() and written.samefile(path):
             raise ValueError(f"{written}: is read, and would be written over: name another file")
-
-
-def require_folder(folder: pathlib.Path, *, make: bool = True) -> None:
-    """A folder that files can be written to; with `make`, it is made."""
-    try:
-        if make:
-            folder.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryFile(dir=folder):
-            pass
-    except OSError as error:
-        raise ValueError(f"{folder}: nothing can be written there: {reason(error)}") from error
-
-
-def reason(error: OSError) -> str:
-    """What the system says, without its number."""
-    return (error.strerror or str(error)).lower()
 
 
 # -- JAX --

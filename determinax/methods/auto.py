@@ -178,7 +178,7 @@ class Auto(AbstractSelector):
         why = (
             f"Auto chose {type(method).__name__}: {left:,} products, about "
             f"{lasting(t, method, each):.2g} s; {too_much}"
-            f"{n:,} products would give A itself; in {pilot} pilot ones log-weights spread by "
+            f"{_all(n)} would give A itself; in {pilot} pilot ones log-weights spread by "
             f"{spread:.2g} nats, {why}."
         )
         return Selection(method, operator, why, spent)
@@ -271,7 +271,8 @@ def _exact(
     cost = in_words(reckoned, needed)
     if reckoned > seconds or needed > _checks.physical_memory():
         return cost
-    why = f"Auto chose Exact: {t.num_dense:,} products give A itself, and {limit:,} were allowed; {cost}."
+    give = "give" if t.num_dense > 1 else "gives"
+    why = f"Auto chose Exact: {_all(t.num_dense)} {give} A itself, and {limit:,} were allowed; {cost}."
     return Selection(Exact(), operator, why)
 
 
@@ -294,6 +295,10 @@ def lasting(t: Traits, method: AbstractMethod, each: float) -> float:
 
 def _frame_seconds(t: Traits, num: int) -> float:
     return 4 * t.cols * num**2 / _FRAME_RATE
+
+
+def _all(num: int) -> str:
+    return f"{num:,} products" if num > 1 else "1 product"
 
 
 def _timed(operator: lx.AbstractLinearOperator, enough: float) -> tuple[float, Products]:

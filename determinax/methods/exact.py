@@ -194,8 +194,8 @@ def sparse_estimate(
         return _compiled_dense(dense).replace(cost=NO_PRODUCTS), in_words(lasting, needed)
     coarser = t.eps / EPS  # entries in float32 carry its rounding
     estimate = Estimate(
-        log_abs_det=jnp.asarray(found.log_abs_det),
-        standard_error=jnp.asarray(coarser * found.rounding),
+        log_abs_det=jnp.asarray(found.log_abs_det, t.dtype),
+        standard_error=jnp.asarray(coarser * found.rounding, t.dtype),
         diagnostics=Rounding(jnp.asarray(found.rounding / EPS)),
         cost=NO_PRODUCTS,
         sign=None if found.sign is None else jnp.asarray(float(found.sign)),

@@ -13,7 +13,7 @@ from jax.sharding import Mesh
 from jaxtyping import PRNGKeyArray
 
 from determinax import _checkpoint, _shell
-from determinax._checks import whole_number
+from determinax._checks import require_writable, whole_number
 from determinax._devices import line_of, spans_processes
 from determinax._interrupts import before_leaving, check, heeded
 from determinax._keys import stream
@@ -60,6 +60,8 @@ def run(
     if resume and checkpoint is None:
         raise ValueError("resume needs the checkpoint file to resume from: pass checkpoint=")
     path = None if checkpoint is None else pathlib.Path(checkpoint)
+    if path is not None:
+        require_writable(path)
     split = None
     if mesh is not None:
         line = line_of(mesh)
