@@ -36,7 +36,8 @@ Directions = Literal["independent", "frames"]
 _CHUNK_ENTRIES, _CHUNK_SIZES = 2**19, (64, 8192)
 # what a chunk has at most, unless told otherwise; less where it is copied more often than usual
 MOST_ENTRIES = 2**26
-# relative spread of the weights below which their second moment cancels in rounding
+# relative spread of the weights below which their second moment cancels in rounding: its square, 1e-3,
+# leaves float32 four digits of seven, and the spread of the logs is off by 3 % of itself at most
 _NEARLY_EQUAL = 0.03
 
 

@@ -29,9 +29,11 @@ from determinax.operators import OperatorError, Products, Traits, has_transpose,
 
 # what the Lanczos bases of the probes in memory may hold together, and how often XLA copies them
 _BASIS_ENTRIES, _COPIES = 2**26, 3
-# a recurrence is exhausted where the next direction is so many roundings of the largest before it
+# a recurrence is exhausted where the next direction is so many roundings of the largest before it: a
+# step leaves a few of them, and a direction of sixteen has no digit. Chosen, not measured
 _EXHAUSTED = 16
-# a tag is wrong where it is by more than so many times the square root of the dtype's epsilon
+# a tag is wrong where it is by more than so many times the square root of the dtype's epsilon: rounding
+# is near epsilon itself, and half of the digits are left to whoever made the matrix. Chosen, not measured
 _WRONG_TAG = 10
 
 

@@ -31,7 +31,8 @@ from determinax.training.secant import (
 # steps of conjugate gradients for one projection
 _MAX_PROJECTION = 64
 # after so many updates without progress, in units of n/k, their size falls: noise of what the family
-# misses averages out; and progress is a spread that falls by so much
+# misses averages out; and progress is a spread that falls by a tenth. n/k updates see as many directions
+# as there are, and four times that leaves room for chance. Both are chosen, not measured
 _FULL_STEPS, _PROGRESS = 4, 0.9
 
 
