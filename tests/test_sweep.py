@@ -152,10 +152,9 @@ def test_a_line_that_was_cut_short_is_written_again(tmp_path):
 
 def started(tmp_path, *options, num=6):
     folder = tmp_path / "matrices"
-    if not folder.exists():
-        folder.mkdir()
-        for i in range(num):
-            np.save(folder / f"{i}.npy", near_isometry(6, seed=i))
+    folder.mkdir(exist_ok=True)
+    for i in range(num):
+        np.save(folder / f"{i}.npy", near_isometry(6, seed=i))
     env = processes.environment(XDG_CACHE_HOME=str(tmp_path / "cache"))
     command = ["-m", "determinax.cli", "sweep", f"{folder}/*.npy", "--method", "mc"]
     return processes.start(*command, "--samples", 1000, *options, env=env)
@@ -215,7 +214,8 @@ def wait_for(condition, seconds=200):
 
 def test_a_killed_worker_loses_nothing_and_a_killed_sweep_goes_on(tmp_path):
     out = tmp_path / "out.jsonl"
-    sweep = started(tmp_path, "--out", out, "--workers", 1)
+    # the last matrix comes later: however busy the machine, not all are done before the kill
+    sweep = started(tmp_path, "--out", out, "--workers", 1, num=5)
     wait_for(lambda: out.exists() and out.read_bytes().count(b"\n") >= 1)
     doomed = workers_of(sweep)
     os.kill(sweep.pid, signal.SIGKILL)
