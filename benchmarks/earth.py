@@ -2,6 +2,7 @@
 
     python benchmarks/earth.py --data DIR [--splits 5] [--sets flood fire] [--seconds 240] [--out FILE]
     python benchmarks/earth.py --table FILE
+    python benchmarks/earth.py --data DIR --sets flood --map docs/results
 
 DIR holds volcano.csv, earthquake.csv, flood.csv and fire.csv: latitude and longitude in degrees, a row an
 event, as De Bortoli et al. (2022) gathered them (from NOAA's catalogues of eruptions and earthquakes, the
@@ -10,6 +11,7 @@ the files). Random splits of 80/10/10 %; mean negative log-likelihood of the tes
 
 Every row is written as it comes, and a rerun skips the rows that are there. Flows know no floor, and the
 same key gives the same flows: they are fitted once a split, and remembered for the other floors.
+`--map` draws all events of the sets, without flows, and does nothing else.
 `refit=False`: the protocol keeps the validation set out of the fit.
 """
 
@@ -17,12 +19,14 @@ import argparse
 import json
 import pathlib
 import time
+from collections.abc import Sequence
 
 import jax
 import numpy as np
 from scipy.spatial import KDTree
 
 import determinax as dx
+from determinax import plots
 from determinax.densities import fit as one_call
 from determinax.sphere import from_lonlat, log_area
 
@@ -134,6 +138,14 @@ def _cell(rows: list[dict], name: str, floor: float, kind: str, has_flows: bool)
     return f"{np.mean(values):.2f}{error} ({len(values)})"
 
 
+def draw(data: pathlib.Path, names: Sequence[str], folder: pathlib.Path) -> None:
+    """A map of each set: all of its events, without flows."""
+    for name in names:
+        points = read(data / f"{name}.csv")
+        found = dx.density(points, key=jax.random.key(0), seconds=0, progress=False)
+        plots.save_map(found, folder / f"earth_{name}.png", points=points)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description="Densities of events on the Earth.")
     parser.add_argument("--data", type=pathlib.Path)
@@ -142,6 +154,7 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=240.0, help="for flows; 0: none")
     parser.add_argument("--floors", type=float, nargs="+", default=FLOORS)
     parser.add_argument("--out", type=pathlib.Path, default=pathlib.Path("earth.jsonl"))
+    parser.add_argument("--map", type=pathlib.Path, help="draw maps in such a folder instead")
     parser.add_argument("--table", type=pathlib.Path, help="print the table of such a file")
     options = parser.parse_args()
     if options.table:
@@ -149,6 +162,9 @@ def main() -> None:
         return
     if options.data is None:
         parser.error("say where the files are: --data DIR")
+    if options.map:
+        draw(options.data, options.sets, options.map)
+        return
     text = options.out.read_text() if options.out.exists() else ""
     rows = [json.loads(line) for line in text.splitlines()]
     done = {(r["set"], r["split"], r["floor"], r["flows"]) for r in rows}

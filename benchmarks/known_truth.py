@@ -21,7 +21,7 @@ import determinax as dx
 from determinax._keys import stream
 
 SEEDS = {"two": 10, "six": 10, "uniform": 10, "p_values": 200, "power": 100, "regions": 100}
-SEEDS["conditional"] = 5
+SEEDS |= {"pulled_back": 8, "conditional": 5}
 
 
 def random_bumps(key, n: int, num: int, low: float, high: float) -> dx.VonMisesFisher:
@@ -71,6 +71,20 @@ def power(key, seconds):
     return {"goodness": dx.goodness_of_fit(lacking, points, key=key)}
 
 
+def pulled_back(key, seconds):
+    """A flow fitted to three of four bumps: are points uniform that come back through it?"""
+    truth = random_bumps(key, 3, 4, 10.0, 60.0)
+    three = dx.VonMisesFisher(truth.centres().T[:3], truth.concentrations()[:3])
+    points = three.sample(stream(key, "fitted"), 2000)
+    flow = dx.fit_samples(points, key=key, steps=1000, progress=False).proposal
+    assert isinstance(flow, dx.Proposal)
+    found = {}
+    for name, law in (("three", three), ("four", truth)):
+        new = law.sample(stream(key, name), 300)
+        found[name] = dx.uniformity(flow.pull(new.T)[0].T, key=key).energy
+    return found
+
+
 def regions(key, seconds):
     truth = random_bumps(key, 3, 3, 5.0, 50.0)
     points = truth.sample(stream(key, "points"), 1000)
@@ -95,7 +109,9 @@ def conditional(key, seconds):
     return {"gap": gap(fit.proposal), "each": [gap(one.proposal) for one in fit.members]}
 
 
-CASES = {f.__name__: f for f in (two, six, uniform, p_values, power, regions, conditional)}
+CASES = {
+    f.__name__: f for f in (two, six, uniform, p_values, power, pulled_back, regions, conditional)
+}
 
 
 def table(rows: list[dict]) -> str:
@@ -125,6 +141,9 @@ def table(rows: list[dict]) -> str:
             said = ", ".join(f"{n}: Kolmogorov-Smirnov p = {p:.2f}" for n, p in tests.items())
         elif case == "power":
             said = f"rejected at 5 %: {np.mean(of(case, 'goodness') < 0.05):.2f} of sets"
+        elif case == "pulled_back":
+            missed, right = (np.mean(of(case, name) < 0.05) for name in ("four", "three"))
+            said = f"rejected at 5 %: {missed:.2f} of sets; of points of the three: {right:.2f}"
         else:
             said = ", ".join(
                 f"region({p}): coverage {of(case, p).mean():.3f} ± {of(case, p).std():.3f}"
