@@ -113,6 +113,32 @@ def draw(key, num):
     return jax.random.normal(key, (num, 10))
 
 
+def surrogate(key):
+    q = dx.block_proposals([network, network], draw, key=key, family="low rank", hidden=(8,))
+    found = dx.jacobian_surrogate([network, network], POINTS, q, key=key, num_samples=2)
+    return found.log_abs_det
+
+
+def free_form(key):
+    options = {"key": key, "reconstruction": 1.0}
+    return dx.free_form_loss(network, lambda z: z, POINTS, CONDITIONAL, **options)[0]
+
+
+def likelihood(key):
+    e = dx.log_likelihood(network, lambda z: z, POINTS[:4], CONDITIONAL, key=key, num_samples=8)
+    return e.log_likelihood
+
+
+def density(key):
+    """Of the quick candidates alone."""
+    return dx.density(
+        UNIT[:, :3] / jnp.linalg.norm(UNIT[:, :3], axis=1, keepdims=True),
+        key=key,
+        seconds=0,
+        progress=False,
+    ).log_density(jnp.eye(3))
+
+
 KEY = jax.random.key(0)
 TALL = jnp.asarray(RNG.normal(size=(50, 10)))
 UNIT = POINTS / jnp.linalg.norm(POINTS, axis=1, keepdims=True)
@@ -141,6 +167,8 @@ CALLS = {
     "gradient": gradient,
     "Jacobians": jacobian(),
     "Jacobians, conditional": jacobian(CONDITIONAL),
+    "surrogates of blocks": surrogate,
+    "free form": free_form,
 }
 # these compile anew in every call that is not traced
 TRACED = {
@@ -164,6 +192,8 @@ HOST = {
     "fit, total gradients": losses(dx.fit, SMALL, CYLINDER.flow, gradient="total"),
     "fit_density": losses(dx.fit_density, log_density, EXPONENTIAL.flow),
     "fit_samples": losses(dx.fit_samples, UNIT, EXPONENTIAL.flow),
+    "likelihood": likelihood,
+    "density": density,
     "fit_jacobian": losses(dx.fit_jacobian, network, draw, CONDITIONAL.flow),
 }
 assert set(METHODS.values()) == ESTIMATED
