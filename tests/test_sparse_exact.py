@@ -1,6 +1,9 @@
 """Sparse matrices, factorised as they are: values, signs, rounding, and what is not started."""
 
+import sys
 import time
+import types
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -222,3 +225,69 @@ def test_a_large_grid_is_quick():
     assert time.process_time() - began < 10
     truth = float(np.sum(np.log(np.abs(lu.U.diagonal()))))
     assert abs(float(e) - truth) < 1e-9 * abs(truth)
+
+
+class NotDefinite(Exception):
+    pass
+
+
+class Old:
+    """What scikit-sparse 0.4 gives: a factor that is called to solve."""
+
+    def __init__(self, matrix):
+        self.matrix = matrix.toarray()
+        try:
+            self.lower = np.linalg.cholesky(self.matrix)
+        except np.linalg.LinAlgError as error:
+            raise NotDefinite from error
+
+    def __call__(self, b):
+        return np.linalg.solve(self.matrix, b)
+
+    def D(self):
+        return np.diagonal(self.lower) ** 2
+
+
+class New(Old):
+    """What 0.5 gives."""
+
+    __call__ = None
+
+    def solve(self, b):
+        return np.linalg.solve(self.matrix, b)
+
+    def get_factor(self, kind, lower):
+        assert (kind, lower) == ("LL", True)
+        return scipy.sparse.csc_array(self.lower)
+
+
+def _new(matrix, *, lower, sym_kind):
+    assert (lower, sym_kind) == (True, "sym")
+    return New(matrix)
+
+
+# 0.5 has a `cholesky` too, which gives matrices: it must not be called
+APIS = {
+    "0.4": {"cholesky": Old, "Factor": Old},
+    "0.5": {"cho_factor": _new, "cholesky": None},
+}
+
+
+@pytest.mark.parametrize("version", APIS)
+def test_definite_matrices_are_cholmods_where_it_is_installed(version, monkeypatch):
+    module: Any = types.ModuleType("sksparse.cholmod")
+    vars(module).update(APIS[version], CholmodNotPositiveDefiniteError=NotDefinite)
+    parent: Any = types.ModuleType("sksparse")
+    parent.cholmod = module
+    monkeypatch.setitem(sys.modules, "sksparse", parent)
+    monkeypatch.setitem(sys.modules, "sksparse.cholmod", module)
+    line = scipy.sparse.diags_array([-1.0, 2.1, -1], offsets=[-1, 0, 1], shape=(7, 7))
+    definite = scipy.sparse.kronsum(line, line).tocsr()
+    bad = (definite - 2 * scipy.sparse.eye_array(49)).tocsr()
+    for matrix, how in ((definite, "Cholesky"), (-definite, "Cholesky"), (bad, "LU")):
+        e = dx.log_abs_det(matrix, dx.Exact())
+        sign, truth = np.linalg.slogdet(matrix.toarray())
+        assert e.method == f"exact, sparse {how}"
+        assert float(e.log_abs_det) == pytest.approx(truth, abs=1e-9)
+        assert e.sign == sign
+        assert float(e.standard_error) < 1e-10

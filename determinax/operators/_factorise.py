@@ -291,24 +291,30 @@ def _superlu(prepared: Prepared) -> Factorised | None:
 
 
 def _cholmod(prepared: Prepared) -> Factorised | None:
-    """By scikit-sparse below 0.5, where it is installed; None where not, or where not definite."""
+    """By scikit-sparse, where it is installed; None where not, or where not definite."""
     try:
         import sksparse.cholmod as cholmod  # pyright: ignore[reportMissingImports]
     except ImportError:
         return None
-    if not hasattr(cholmod, "Factor"):
-        return None
     matrix = prepared.matrix
     sign = 1.0 if matrix.diagonal()[0] > 0 else -1.0
     try:
-        factor = cholmod.cholesky(scipy.sparse.csc_matrix(sign * matrix))
+        pivots, solve = _cholesky(cholmod, sign * matrix)
     except cholmod.CholmodNotPositiveDefiniteError:
         return None
-    pivots = factor.D()
     if not np.all(pivots > 0):
         return None
-    condition = _condition(matrix, factor, factor)
+    condition = _condition(matrix, solve, solve)
     return _factorised(prepared, sign * pivots, condition, "sparse Cholesky")
+
+
+def _cholesky(cholmod: Any, matrix: Any) -> tuple[np.ndarray, Callable]:
+    """The pivots of a definite matrix, and what solves with it: in the words of 0.4 and of 0.5."""
+    if hasattr(cholmod, "cho_factor"):
+        factor = cholmod.cho_factor(scipy.sparse.csc_array(matrix), lower=True, sym_kind="sym")
+        return factor.get_factor(kind="LL", lower=True).diagonal() ** 2, factor.solve
+    factor = cholmod.cholesky(scipy.sparse.csc_matrix(matrix))
+    return factor.D(), factor
 
 
 def _in_order(prepared: Prepared) -> Any:
