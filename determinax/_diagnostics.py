@@ -229,7 +229,11 @@ class Weights(AbstractDiagnostics):
                 ),
             ),
             Finding(
-                _only(enough, THRESHOLDS["effective_sample_size"].level(ess * (1 + _ROUNDED))),
+                # of few draws that agree it is said that they are few
+                _only(
+                    enough & (ess * (1 + _ROUNDED) < num),
+                    THRESHOLDS["effective_sample_size"].level(ess * (1 + _ROUNDED)),
+                ),
                 lambda: (
                     f"Only {ess:.3g} of {int(num):,} samples carry the weight, so {_UPWARD}; "
                     f"{_CURE}."

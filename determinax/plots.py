@@ -116,6 +116,7 @@ def sphere(
     beside: Source | None = None,
     points: Float[Any, "num 3"] | None = None,
     layers: bool = True,
+    names: tuple[str, str] = ("density", "beside it"),
     title: str = "A density on the sphere",
 ) -> None:
     """Write a page with a density on the sphere (n = 3) to turn by hand: one file, no network.
@@ -126,12 +127,13 @@ def sphere(
     - `beside`: another one, such as the target of a fit, drawn beside it on the same scale.
     - `points`: samples to draw on top, one a row; the first 2,000.
     - `layers`: of a flow that is a chain, a slider from the uniform density to the last layer.
+    - `names`: what the density and the one beside it are called under their spheres.
 
     !!! example
 
         ```python
-        flow = dx.flows.projective_linear(3)
-        dx.plots.sphere(dx.Proposal(flow), "sphere.html", beside=lambda s: 2 * s[2])
+        q, names = dx.Proposal(dx.flows.projective_linear(3)), ("the flow", "the target")
+        dx.plots.sphere(q, "sphere.html", beside=lambda s: 2 * s[2], names=names)
         ```
     """
     source, beside = _law(source), _law(beside)
@@ -139,12 +141,12 @@ def sphere(
         if isinstance(found, AbstractProposal) and found.n != 3:
             raise ValueError(f"a sphere to turn has n = 3, not n = {found.n}: see plots.density")
     frames, labels = _layers(source) if layers else ([source], [""])
-    maps = [_spheres.Map("density", [_spheres.on_sphere(f, "").frames[0] for f in frames])]
+    maps = [_spheres.Map(names[0], [_spheres.on_sphere(f, "").frames[0] for f in frames])]
     if beside is not None:
-        maps.append(_spheres.on_sphere(beside, "beside it"))
+        maps.append(_spheres.on_sphere(beside, names[1]))
     data = _spheres.as_data(maps, labels, points)
     words = "Drag to turn, or use the arrow keys. Densities are relative to the uniform one."
-    body = f"<h1>{html.escape(title)}</h1><p>{words}</p>{globes(data)}"
+    body = f'<div class="centred"><h1>{html.escape(title)}</h1><p>{words}</p>{globes(data)}</div>'
     write_atomically(pathlib.Path(path), page(title, body, script()).encode())
 
 

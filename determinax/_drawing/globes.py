@@ -6,6 +6,8 @@ import json
 import pathlib
 from typing import Any
 
+# of the scale, where numbers stand
+_SHARES = (0.0, 0.25, 0.5, 0.75, 1.0)
 _SCRIPT = pathlib.Path(__file__).with_name("sphere.js")
 
 
@@ -26,9 +28,10 @@ def globes(data: dict[str, Any]) -> str:
             f'<input id="sphere-layer" type="range" min="0" max="{last}" value="{last}">'
             f'<output id="sphere-named">{html.escape(data["labels"][-1])}</output></p>'
         )
+    numbers = "".join(f"<span>{share * data['top']:.3g}</span>" for share in _SHARES)
     scale = (
-        '<p class="scale">0<canvas id="sphere-bar" width="256" height="12"></canvas>'
-        f"{data['top']:.3g} times uniform</p>"
+        '<div class="scale"><canvas id="sphere-bar" width="256" height="12"></canvas>'
+        f'<p class="numbers">{numbers}</p><p>times the uniform density</p></div>'
     )
     # "</" would end the block: JSON may escape the slash
     stored = json.dumps(data, separators=(",", ":")).replace("<", "\\u003c")

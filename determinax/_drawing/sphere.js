@@ -11,7 +11,7 @@
   const globes = [...document.querySelectorAll("canvas.globe")].map((canvas, i) =>
     ({ canvas, frames: data.maps[i].frames.map(unpack) }));
   const slider = document.getElementById("sphere-layer"), named = document.getElementById("sphere-named");
-  let yaw = -1, pitch = 0.35, waiting = false;
+  let yaw = data.yaw ?? -1, pitch = data.pitch ?? 0.35, waiting = false;
 
   function draw({ canvas, frames }) {
     const size = canvas.width, half = size / 2, radius = half - 2, pen = canvas.getContext("2d");

@@ -127,7 +127,13 @@ def fit_sphere(
     picture.savefig(out, dpi=120)
     plt.close(picture)
     if page is not None:
-        plots.sphere(fit.proposal, page, beside=_bumps, title="A flow, fitted to four bumps")
+        plots.sphere(
+            fit.proposal,
+            page,
+            beside=_bumps,
+            names=("the flow", "the target"),
+            title="A flow, fitted to four bumps",
+        )
     console.print(
         f"A flow on the sphere, fitted to four bumps in {fit.seconds:.1f} s: KL {result.kl:.4f} nats, "
         f"effective sample size {result.effective_sample_size:.0%}; picture in {out}."

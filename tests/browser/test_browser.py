@@ -112,6 +112,9 @@ def test_the_policy_stops_a_script_that_was_put_in(watched, report, tmp_path):
     assert page.title() != "owned"
 
 
+NAMES = ("the flow", "the target")
+
+
 def picture(page):
     return hashlib.sha256(page.locator("canvas.globe").first.screenshot()).hexdigest()
 
@@ -119,7 +122,7 @@ def picture(page):
 @pytest.mark.parametrize("width", [1280, 390])
 def test_the_sphere_turns_when_dragged_and_its_slider_changes_it(watched, tmp_path, width):
     flow = dx.flows.exponential_radial(3, key=jax.random.key(0), num_flows=2, num_centres=2)
-    plots.sphere(dx.Proposal(flow), tmp_path / "s.html", beside=lambda s: 4 * s[0])
+    plots.sphere(dx.Proposal(flow), tmp_path / "s.html", beside=lambda s: 4 * s[0], names=NAMES)
     browser = watched(width=width)
     page = browser.open((tmp_path / "s.html").as_uri())
     page.wait_for_timeout(300)
@@ -138,5 +141,12 @@ def test_the_sphere_turns_when_dragged_and_its_slider_changes_it(watched, tmp_pa
     page.wait_for_timeout(300)
     assert picture(page) != turned
     assert page.locator("#sphere-named").inner_text() == "uniform"
+    assert page.locator("figcaption").all_inner_texts() == list(NAMES)
+    assert page.locator(".scale .numbers span").count() == 5
+    left, right = page.evaluate(
+        "[...document.querySelectorAll('.globes')].map(g => g.getBoundingClientRect())"
+        ".flatMap(b => [b.left, innerWidth - b.right])"
+    )
+    assert abs(left - right) < 20  # a scroll bar
     assert page.evaluate("document.documentElement.scrollWidth") <= width
     assert (browser.faults, browser.foreign) == ([], [])
