@@ -3,6 +3,8 @@
 import html.parser
 import pathlib
 import re
+import subprocess
+import tomllib
 import urllib.parse
 
 import build_site
@@ -143,3 +145,19 @@ def test_the_links_of_the_readme_lead_somewhere():
         heads = re.findall(r"^#+ (.*)$", (ROOT / path).read_text(errors="ignore"), re.MULTILINE)
         named = {re.sub(r"[^\w -]", "", head).strip().lower().replace(" ", "-") for head in heads}
         assert not anchor or anchor in named, target
+
+
+def test_the_source_distribution_has_all_that_the_root_has():
+    with (ROOT / "pyproject.toml").open("rb") as file:
+        project = tomllib.load(file)
+    included = project["tool"]["hatch"]["build"]["targets"]["sdist"]["include"]
+    tracked = subprocess.run(
+        ["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=False
+    )
+    if tracked.returncode:
+        pytest.skip("not a git repository")
+    roots = {name.split("/")[0] for name in tracked.stdout.splitlines()}
+    roots = {name for name in roots if not name.startswith(".")} - {"pyproject.toml"}
+    assert roots == {name.lstrip("/") for name in included}
+    versions = {c[-4:] for c in project["project"]["classifiers"] if " :: 3." in c}
+    assert versions == {"3.11", "3.12", "3.13", "3.14"}

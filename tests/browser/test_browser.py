@@ -28,13 +28,28 @@ def test_every_page_opens_without_a_fault_and_asks_nobody_else(watched, site):
     assert wide == []
 
 
-def test_tables_fit_into_the_page(watched, site):
+def test_the_tables_of_every_page_fit_into_their_place(watched, site):
     browser = watched()
-    page = browser.open(f"{site}/results/everyday.html")
-    edges = (
-        "[...document.querySelectorAll('article table')].map(t => t.getBoundingClientRect().right)"
+    beyond = (
+        "[...document.querySelectorAll('article table')]"
+        ".map(t => t.closest('.md-typeset__scrollwrap') || t.parentElement)"
+        ".map(w => w.scrollWidth - w.clientWidth)"
     )
-    assert max(page.evaluate(edges)) <= 1280
+    pages = [p for p in sorted(SITE.rglob("*.html")) if "<table" in p.read_text()]
+    assert len(pages) > 20
+    found = {}
+    for path in pages:
+        page = browser.open(f"{site}/{path.relative_to(SITE)}")
+        found[str(path.relative_to(SITE))] = max(page.evaluate(beyond), default=0)
+    assert {name: pixels for name, pixels in found.items() if pixels > 0} == {}
+
+
+def test_pictures_have_a_frame_at_night(watched, site):
+    page = watched(color_scheme="dark").open(f"{site}/index.html")
+    hero = page.locator("img.hero.wide")
+    assert hero.evaluate("i => parseFloat(getComputedStyle(i).paddingLeft)") > 5
+    assert hero.evaluate("i => getComputedStyle(i).backgroundColor") == "rgb(255, 255, 255)"
+    assert page.locator(".caption").is_visible()
 
 
 @pytest.mark.parametrize("word", ["log_abs_det", "MonteCarlo", "fit_linear", "density", "Estimate"])
