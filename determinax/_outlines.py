@@ -7,11 +7,12 @@ import jax
 import numpy as np
 from matplotlib.colors import LogNorm
 
-from determinax.densities import Density, questions
+from determinax._nearby import density_at
+from determinax.densities import Density
 from determinax.proposals import AbstractProposal
 
-# red, green, blue of the widest and of the smallest region's line
-_OUTER, _INNER = np.array([1.0, 0.33, 0.2]), np.array([1.0, 0.9, 0.8])
+# red, green, blue of the widest and of the smallest region's line; events are white
+_OUTER, _INNER = np.array([1.0, 0.33, 0.2]), np.array([1.0, 0.6, 1.0])
 Values = Callable[[np.ndarray], np.ndarray]
 
 
@@ -24,9 +25,31 @@ def levels_of(source: Any, regions: Sequence[float]) -> list[float]:
     """The densities at the edges of regions, from low to high."""
     if regions and not isinstance(source, AbstractProposal):
         raise ValueError("regions are of a Density or another proposal, which can be sampled")
-    key, num = jax.random.key(0), 10_000
-    found = [questions.region(source, p, key=key, num_samples=num).log_level for p in regions]
-    return sorted(set(np.exp(found)))
+    if not regions:
+        return []
+    if not all(0 < p < 1 for p in regions):
+        raise ValueError(f"regions have masses between 0 and 1, such as 0.9, not {regions!r}")
+    # one sample for all of them
+    found = density_at(source, np.asarray(source.sample(jax.random.key(0), 10_000), float).T)
+    return sorted({float(np.quantile(found, 1 - p)) for p in regions})
+
+
+def grid(columns: int, rows: int) -> tuple[np.ndarray, np.ndarray]:
+    """Longitudes and latitudes in radians, all around."""
+    longitude = np.linspace(-np.pi, np.pi, columns)
+    latitude = np.linspace(-np.pi / 2, np.pi / 2, rows)
+    lon, lat = np.meshgrid(longitude, latitude)
+    return lon, lat
+
+
+def unit(longitude: Any, latitude: Any) -> np.ndarray:
+    """Unit vectors, one a column."""
+    flat = np.cos(latitude)
+    return np.stack(
+        np.broadcast_arrays(
+            flat * np.cos(longitude), flat * np.sin(longitude), np.sin(latitude) + 0 * flat
+        )
+    )
 
 
 def logarithmic(
@@ -53,5 +76,5 @@ def outline(
             np.log(np.maximum(drawn, 1e-300)),
             np.log(levels),
             colors=[(1 - t) * _OUTER + t * _INNER for t in tints],
-            linewidths=0.8,
+            linewidths=1.0,
         )

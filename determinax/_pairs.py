@@ -44,6 +44,7 @@ def pairs(
             axes = grid[i, j]
             if i == j:
                 _histograms(axes, drawn[:, i], None if data is None else data[:, i], (-1, 1))
+                axes.set_xlim(-1.02, 1.02)
             elif i > j:
                 axes.plot(drawn[:, j], drawn[:, i], ".", ms=1, alpha=0.3, color="C0")
                 if data is not None:

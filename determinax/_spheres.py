@@ -63,6 +63,7 @@ def as_data(maps: list[Map], labels: list[str], points: Any = None) -> dict[str,
     """What the page's script reads: bytes for every frame, on one scale."""
     top = max(float(np.max(m.frames[-1])) for m in maps)
     return {
+        **_towards(maps[0].frames[-1]),
         "rows": ROWS,
         "cols": COLS,
         "top": float(f"{top:.4g}"),
@@ -70,6 +71,17 @@ def as_data(maps: list[Map], labels: list[str], points: Any = None) -> dict[str,
         "maps": [{"name": m.name, "frames": [_packed(f / top) for f in m.frames]} for m in maps],
         "points": [] if points is None else _whole(points),
     }
+
+
+def _towards(density: np.ndarray) -> dict[str, float]:
+    """From where most of the mass is seen; a density without a side has a view of its own."""
+    points = grid()
+    mass = np.sqrt(points[0] ** 2 + points[1] ** 2) * np.nan_to_num(density.ravel())
+    x, y, z = (points * mass).sum(axis=1) / max(mass.sum(), 1e-300)
+    if not np.hypot(np.hypot(x, y), z) > 0.05:
+        return {"yaw": -1.0, "pitch": 0.35}
+    yaw, pitch = np.arctan2(y, x), np.clip(np.arctan2(z, np.hypot(x, y)), -1.2, 1.2)
+    return {"yaw": round(float(yaw), 3), "pitch": round(float(pitch), 3)}
 
 
 def _packed(shares: np.ndarray) -> str:

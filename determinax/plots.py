@@ -17,13 +17,17 @@ from matplotlib.patches import Circle
 from determinax import _globe, _spheres, flows
 from determinax._drawing.globes import globes, script
 from determinax._drawing.page import page
+from determinax._nearby import density_at
+from determinax._outlines import grid as _grid
 from determinax._outlines import law as _law
 from determinax._outlines import levels_of, logarithmic, outline
+from determinax._outlines import unit as _unit
 from determinax._pairs import pairs as pairs
 from determinax._style import COLOURS as COLOURS
 from determinax._style import style as style
 from determinax.densities import Density
-from determinax.proposals import AbstractProposal, Proposal, cast
+from determinax.progress import reporting
+from determinax.proposals import AbstractProposal, Proposal
 from determinax.storage import write_atomically
 
 Projection = Literal["mollweide", "orthographic"]
@@ -194,12 +198,19 @@ def save_map(
     """
     path, law = pathlib.Path(path), _law(source)
     if _dimension(None, law) != 3:
-        raise ValueError(f"maps are for n = 3, not n = {law.n}")
+        raise ValueError(f"maps are for n = 3, not n = {law.n}: see plots.density")
+    with reporting() as report:
+        if report:
+            report.working("drawing a map")
+        _save_map(law, path, points, regions, title)
+
+
+def _save_map(law, path: pathlib.Path, points, regions, title: str | None) -> None:
     outlined = " and ".join(f"{p:.0%}" for p in sorted(regions, reverse=True))
     caption = f"Lines: smallest regions that hold {outlined} of the mass" if regions else ""
     caption += " (the smaller, the lighter)." if len(regions) > 1 else "." if regions else ""
     if path.suffix.lower() == ".html":
-        text = _turning(law, points, regions, title or "A density", caption)
+        text = _turning(law, points, regions, title or _named(points), caption)
         write_atomically(path, text.encode())
         return
     figure, axes = plt.subplots(subplot_kw={"projection": "mollweide"}, figsize=(9, 5))
@@ -210,6 +221,12 @@ def save_map(
         )
     figure.savefig(path, dpi=200, bbox_inches="tight")
     plt.close(figure)
+
+
+def _named(points) -> str:
+    return "A density on the sphere" + (
+        f", of {len(points):,} points" if points is not None else ""
+    )
 
 
 def _turning(law, points, regions, title: str, caption: str) -> str:
@@ -234,16 +251,8 @@ def _turning(law, points, regions, title: str, caption: str) -> str:
     # first seen is the side with most of the mass; colours end somewhere, so the top of them is no place
     x, y, z = (_unit(lon, lat) * drawn * np.cos(lat)).sum(axis=(1, 2))
     centre = float(np.arctan2(y, x)), float(np.clip(np.arctan2(z, np.hypot(x, y)), -1, 1))
-    return _globe.page(buffer.getvalue(), title=title, caption=caption, centre=centre)
-
-
-def _grid(columns: int, rows: int) -> tuple[np.ndarray, np.ndarray]:
-    longitude, latitude = (
-        np.linspace(-np.pi, np.pi, columns),
-        np.linspace(-np.pi / 2, np.pi / 2, rows),
-    )
-    lon, lat = np.meshgrid(longitude, latitude)
-    return lon, lat
+    ends = colours["norm"].vmin, colours["norm"].vmax
+    return _globe.page(buffer.getvalue(), title=title, caption=caption, centre=centre, ends=ends)
 
 
 def _dimension(n: int | None, source: Any) -> int:
@@ -255,25 +264,24 @@ def _dimension(n: int | None, source: Any) -> int:
     found = n if own is None else own
     if found not in (2, 3):
         raise ValueError(
-            f"pictures exist for the circle (n = 2) and the sphere (n = 3), not for n = {found}"
+            f"pictures exist for the circle (n = 2) and the sphere (n = 3), not for n = {found}: above, "
+            "see plots.pairs"
         )
     return found
 
 
 def _log_density(source: Any) -> Values:
     if isinstance(source, AbstractProposal):
-        # colours need few digits, and sums over many kernels take half of the time
-        quick = cast(source, jnp.float32)
-        return lambda points: np.asarray(quick.log_density(points.T.astype(np.float32)), float)
+        return lambda points: np.log(np.maximum(density_at(source, points), 1e-300))
     mapped = jax.jit(jax.vmap(source, in_axes=-1))
     return lambda points: np.asarray(mapped(jnp.asarray(points)), float)
 
 
 def _relative(source: Any, n: int) -> Values:
     """Columns of points to densities relative to uniform; a bare log-density is normalised."""
-    log_density = _log_density(source)
     if isinstance(source, AbstractProposal):
-        return lambda points: np.exp(log_density(points))
+        return lambda points: density_at(source, points)
+    log_density = _log_density(source)
     if n == 2:
         angles = 2 * np.pi * np.arange(720) / 720
         points, weights = np.stack([np.cos(angles), np.sin(angles)]), np.full(720, 1 / 720)
@@ -321,8 +329,12 @@ def _mollweide(values: Values, axes, colours: dict, levels: list[float]) -> tupl
         _, axes = plt.subplots(subplot_kw={"projection": "mollweide"}, figsize=(6, 3.2))
     mesh = axes.pcolormesh(grid_lon, grid_lat, drawn, shading="gouraud", rasterized=True, **colours)
     outline(axes, grid_lon, grid_lat, drawn, levels)
-    axes.set_xticks(np.deg2rad(np.arange(-150, 180, 30)), [])
-    axes.set_yticks(np.deg2rad(np.arange(-60, 90, 30)), [])
+    turns, rises = np.arange(-150, 180, 30), np.arange(-60, 90, 30)
+    axes.set_xticks(np.deg2rad(turns), [f"{d}°" if d % 60 == 0 else "" for d in turns])
+    axes.set_yticks(np.deg2rad(rises), [f"{d}°" for d in rises])
+    axes.tick_params(labelsize=7, labelcolor="0.3")
+    for label in axes.get_xticklabels():  # these stand on the map
+        label.set(color="white", alpha=0.8)
     axes.grid(color="0.6", alpha=0.4, linewidth=0.5)
     return axes, mesh
 
@@ -374,15 +386,6 @@ def _scatter(axes, points: np.ndarray, projection: str, view) -> None:
         ahead, right, up = _camera(view)
         front = points[points @ ahead > 0]
         axes.plot(front @ right, front @ up, ".", **style)
-
-
-def _unit(longitude: Any, latitude: Any) -> np.ndarray:
-    flat = np.cos(latitude)
-    return np.stack(
-        np.broadcast_arrays(
-            flat * np.cos(longitude), flat * np.sin(longitude), np.sin(latitude) + 0 * flat
-        )
-    )
 
 
 def _finish(axes, drawn, title: str | None, bar: str | None):

@@ -15,7 +15,7 @@ import safetensors.numpy
 from typer.testing import CliRunner
 
 import determinax as dx
-from determinax import places
+from determinax import _nearby, _spheres, places
 from determinax.cli import app
 from determinax.densities import fit
 from determinax.densities.verdict import duplicate_share
@@ -385,9 +385,50 @@ def test_regions_are_outlined_where_the_density_is_at_their_level(found, points)
     plt.close("all")
 
 
+def test_sums_over_nearby_bumps_are_the_sums_over_all(monkeypatch):
+    """Narrow ones by pairs, wide ones by a spline: to the digits of a colour."""
+    rng = np.random.default_rng(0)
+    centres = np.asarray(dx.Uniform(3).sample(jax.random.key(0), 300))
+    bumps = dx.VonMisesFisher(centres, 1 / np.deg2rad(10 ** rng.uniform(-1, 1.5, 300)) ** 2)
+    q = dx.Mixture([bumps, dx.Uniform(3)], [0.9, 0.1])
+    points = np.concatenate([centres, dx.Uniform(3).sample(jax.random.key(1), 2000)])
+    exact = np.exp(q.log_density(points))
+    monkeypatch.setattr(_nearby, "_MANY", 0)
+    np.testing.assert_allclose(_nearby.density_at(q, points.T), exact, rtol=2e-3)
+
+
+def test_a_globe_says_what_its_colours_are(found, points, tmp_path):
+    dx.plots.save_map(found, tmp_path / "a.html", points=points)
+    text = (tmp_path / "a.html").read_text()
+    assert "<h1" in text
+    assert "A density on the sphere, of 600 points" in text
+    assert "times the uniform density (logarithmic)" in text
+    assert "devicePixelRatio" in text
+    with pytest.raises(ValueError, match=r"see plots\.pairs"):
+        dx.plots.save_map(dx.Uniform(4), tmp_path / "a.html")
+
+
+def test_a_sphere_is_first_seen_from_where_the_mass_is():
+    east = dx.VonMisesFisher([[0.0, 0.8, 0.6]], 20.0)
+    data = _spheres.as_data([_spheres.on_sphere(east, "")], [""])
+    assert (data["yaw"], data["pitch"]) == pytest.approx((np.pi / 2, np.arcsin(0.6)), abs=0.01)
+    even = _spheres.as_data([_spheres.on_sphere(dx.Uniform(3), "")], [""])
+    assert (even["yaw"], even["pitch"]) == (-1.0, 0.35)
+
+
+def test_maps_have_degrees_and_lines_unlike_events(found):
+    axes = dx.plots.density(found, log=True, regions=(0.5, 0.9))
+    assert axes.get_yticklabels()[0].get_text() == "-60°"
+    (lines,) = [c for c in axes.collections if hasattr(c, "levels")]
+    # events are white: no line is near it in green, which the eye sees best
+    assert max(colour[1] for colour in lines.get_edgecolor()) < 0.7
+    plt.close("all")
+
+
 def test_pairs_show_coordinates_and_angles_to_modes():
     centres = np.eye(6)[:3]
     figure = dx.plots.pairs(dx.VonMisesFisher(centres, 40.0), points=centres)
     titles = [axes.get_title() for axes in figure.axes]
     assert [t for t in titles if t] == [f"degrees from mode {k}" for k in (1, 2, 3)]
+    assert figure.axes[0].get_xlim() == (-1.02, 1.02)
     plt.close("all")
