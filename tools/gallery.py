@@ -124,7 +124,7 @@ GROUPS: dict[str, list[Picture]] = {
             "results/earth_flood.png",
             "Floods",
             "4,875 events of the Flood Observatory's archive. [Measured](results/earth.md).",
-            "python benchmarks/earth.py",
+            "python benchmarks/earth.py --data DIR --sets flood --map docs/results",
         ),
     ],
     "Digits": [
