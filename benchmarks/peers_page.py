@@ -39,8 +39,8 @@ near-isometry Monte Carlo with one frame wins; on kernels deflation with Lanczos
 `Auto` chooses; on convolutions probing; on an operator that moves the proposal that is carried
 along. And with n products, factorising does.
 
-![error against products](peers_products.png)
-![error against seconds](peers_seconds.png)
+[![error against products](peers_products.png)](peers_products.png)
+[![error against seconds](peers_seconds.png)](peers_seconds.png)
 """
 
 DEFLATION = """
