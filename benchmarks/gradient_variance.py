@@ -21,7 +21,9 @@ from jaxtyping import Array, PRNGKeyArray
 
 sys.path.append(str(pathlib.Path(__file__).parents[1] / "examples"))
 
-from free_form_digits import RECONSTRUCTION, Digits, log_det, start
+from digits import Digits
+from free_form_digits import RECONSTRUCTION, start
+from rivals import log_det
 
 import determinax as dx
 

@@ -25,6 +25,8 @@ sys.path.append(str(pathlib.Path(__file__).parents[1] / "examples"))
 import digits_flow
 import free_form_digits
 import patches_flow
+import rivals
+from digits import Digits
 
 import determinax as dx
 from determinax.training import fit_model
@@ -56,11 +58,11 @@ def fit_of(loss: Callable, models: Any, sample: Callable, batch: int, optimiser:
 
 def contractive() -> dict[str, Fit]:
     """The ways of `digits_flow`; the power series with just four terms."""
-    data = digits_flow.Digits(64)
+    data = Digits(64)
     models, optimiser = digits_flow.start(data), digits_flow.optimiser(1000)
 
     def four_terms(blocks, _, x, key):
-        return digits_flow.series(blocks, x, key, 4)
+        return rivals.series(blocks, x, key, 4)
 
     ways = {name: digits_flow.WAYS[name][0] for name in ("VDE, 1 product", "VDE, 4 products")}
     ways |= {"exact": digits_flow.exact, "power series, 4 products": four_terms}
@@ -73,7 +75,7 @@ def contractive() -> dict[str, Fit]:
 def free_form(make: Callable, data: Any, batch: int, weight: float) -> dict[str, Fit]:
     """Encoder and decoder with a proposal, and free-form flows."""
     recipe = FreeFormObjective(weight, 1, dx.likelihood.standard_normal)
-    losses = {"fit_free_form": recipe, "free-form flows": free_form_digits.free_form_flow}
+    losses = {"fit_free_form": recipe, "free-form flows": rivals.FreeFormFlow(weight)}
     return {name: fit_of(loss, make(), data.sample, batch) for name, loss in losses.items()}
 
 
@@ -83,7 +85,7 @@ def groups(sides: list[int]) -> dict[str, Callable[[], dict[str, Fit]]]:
         return {
             "digits, contractive, n = 64": contractive,
             "digits, free-form, n = 64": lambda: free_form(
-                lambda: free_form_digits.start(64, 0), free_form_digits.Digits(64), 128, 30.0
+                lambda: free_form_digits.start(64, 0), Digits(64), 128, 30.0
             ),
         }
 

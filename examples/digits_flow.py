@@ -1,22 +1,19 @@
 """Maximum likelihood with an invertible residual network, and log-determinants from 1 product a digit.
 
-Run with `python examples/digits_flow.py` (half an hour on two cores, with scikit-learn and matplotlib
-installed; `--only exact` picks ways by their beginning, `--steps` shortens them). Rows go to
-docs/results/digits.jsonl, a table and pictures beside them.
+Run with `python examples/digits_flow.py` (half an hour on two cores, with scikit-learn and matplotlib;
+`--only exact` picks ways by their beginning). Rows and pictures go to docs/results/.
 
-Every block x + g(x) is invertible since its weights are contracted: the same network for all ways to
-have log|det J(x)|, a 64 x 64 determinant for every digit and step:
+Every block x + g(x) is invertible since its weights are contracted. Ways to have its log|det J(x)|:
 
 - exact: 64 Jacobian-vector products a digit;
 - VDE: a proposal for every block learns along, on the very same products. "1 product" is 2 for every
-  other digit, since half the variance of two log-weights is what the model would be paid for making
-  its own determinant hard to estimate: that is taken off;
-- the power series of residual flows (Chen et al. 2019), three terms and a random number more.
+  other digit: half the variance of two log-weights is what the model would be paid for making its own
+  determinant hard to estimate, and is taken off;
+- the power series of residual flows, three terms and a random number more.
 """
 
 import argparse
 import json
-import math
 import pathlib
 from collections.abc import Callable
 from typing import Any
@@ -27,11 +24,11 @@ import jax.numpy as jnp
 import matplotlib.pyplot as plt
 import numpy as np
 import optax
-from free_form_digits import Digits, log_det, pictures
+from digits import Digits, pictures
 from jaxtyping import Array, PRNGKeyArray
+from rivals import log_det, power_series
 
 import determinax as dx
-from determinax import plots
 from determinax.likelihood import standard_normal
 
 N, BLOCKS, WIDTH, LIPSCHITZ, BATCH = 64, 6, 128, 0.97, 128
@@ -69,23 +66,20 @@ def contracted(blocks: list[Residual]) -> list[Residual]:
 
 def _contracted(w: Array) -> Array:
     def step(_, v):
-        v = w.T @ (w @ v)
-        return v / jnp.linalg.norm(v)
+        return w.T @ (w @ v) / jnp.linalg.norm(w @ v)
 
-    v = jax.lax.fori_loop(0, 20, step, jnp.ones(w.shape[1]))
-    return w / jnp.maximum(1, jnp.linalg.norm(w @ jax.lax.stop_gradient(v)) / LIPSCHITZ)
+    v = jax.lax.stop_gradient(jax.lax.fori_loop(0, 20, step, jnp.ones(w.shape[1])))
+    norm = jnp.linalg.norm(w @ v) / jnp.linalg.norm(v)
+    return w / jnp.maximum(1, norm / LIPSCHITZ)
 
 
 def through(blocks: list[Residual], x: Array) -> Array:
-    """One digit to noise."""
     for block in blocks:
         x = block(x)
     return x
 
 
-# a way to train: blocks, their proposals, digits and a key in, log|det J| of each digit out
-
-
+# ways to train: blocks, their proposals, digits and a key in, log|det J| of each digit out
 def exact(blocks, proposals, x: Array, key: PRNGKeyArray) -> Array:
     """The whole Jacobian; proposals that nobody uses learn beside it: what is their gap?"""
     s = dx.jacobian_surrogate(blocks, x, proposals, key=key, gradient="total")
@@ -97,37 +91,12 @@ def variational(num: int, digits: int = BATCH) -> Callable:
     """With `num` products for so many of the digits."""
 
     def log_dets(blocks, proposals, x: Array, key: PRNGKeyArray) -> Array:
-        s = dx.jacobian_surrogate(
-            blocks, x[:digits], proposals, key=key, num_samples=num, gradient="total"
-        )
+        x, options = x[:digits], {"num_samples": num, "gradient": "total"}
+        s = dx.jacobian_surrogate(blocks, x, proposals, key=key, **options)
         # the second term is 0, and moves the proposals alone
         return s.corrected - (s.loss - jax.lax.stop_gradient(s.loss))
 
     return log_dets
-
-
-def power_series(blocks, _, x: Array, key: PRNGKeyArray) -> Array:
-    """Three terms, and each more with probability 1/2 and twice the weight: four in the mean."""
-    more = jnp.minimum(jax.random.geometric(key, 0.5) - 1, 8)
-    return jax.lax.switch(more, [lambda k=k: series(blocks, x, key, 3 + k) for k in range(9)])
-
-
-def series(blocks, x: Array, key: PRNGKeyArray, terms: int) -> Array:
-    """So many of its terms, for every digit."""
-
-    def one(x, v):
-        total = jnp.zeros(())
-        for block in blocks:
-            x = x * jnp.exp(block.log_scale) + block.shift
-            moved, pull = jax.vjp(block.net, x)
-            row, total = v, total + jnp.sum(block.log_scale)
-            for k in range(1, terms + 1):
-                (row,) = pull(row)
-                total += (-1) ** (k + 1) / k * 2.0 ** max(0, k - 3) * (row @ v)
-            x = x + moved
-        return total
-
-    return jax.vmap(one)(x, jax.random.normal(key, x.shape))
 
 
 # each with its products a digit
@@ -152,16 +121,15 @@ class Loss(eqx.Module):
 
 
 def start(data: Digits) -> tuple[list[Residual], dx.proposals.BlockProposals]:
-    """Blocks, and proposals that begin at their mean Jacobians."""
     first, second = jax.random.split(jax.random.key(0))
     blocks = [Residual(k) for k in jax.random.split(first, BLOCKS)]
-    proposals = dx.block_proposals(contracted(blocks), data.sample, key=second)
-    return blocks, proposals
+    return blocks, dx.block_proposals(contracted(blocks), data.sample, key=second)
 
 
 def optimiser(steps: int) -> optax.GradientTransformation:
-    """Adam for each: a proposal follows the model, so it has to be the faster one."""
-    rates = {k: optax.adam(optax.cosine_decay_schedule(r, steps)) for k, r in RATES.items()}
+    rates: dict[Any, Any] = {
+        k: optax.adam(optax.cosine_decay_schedule(r, steps)) for k, r in RATES.items()
+    }
     return optax.multi_transform(rates, ("model", "proposals"))
 
 
@@ -191,31 +159,25 @@ def run(name: str, steps: int) -> dict[str, Any]:
         products=products,
         what=name,
     )
-    bits = lambda log_p: -(log_p + data.added) / (N * math.log(2))  # noqa: E731
     log_p, own, gap = (float(jnp.mean(a)) for a in held_out(fit.models, data))
-    drawn = jax.random.normal(jax.random.key(2), (12, N))
+    x = jax.random.normal(jax.random.key(2), (12, N))
     for block in contracted(fit.models[0])[::-1]:
-        drawn = jax.vmap(block.inverse)(drawn)
-    pixels = np.clip(np.floor(drawn @ data.back + data.mean), 0, 16).astype(int)
+        x = jax.vmap(block.inverse)(x)
     row = {"way": name, "steps": steps, "products": products, "version": dx.__version__}
-    row |= {"bits": bits(log_p), "own": bits(own), "gap": gap}
-    return row | {"loss": bits(-fit.history["loss"]).tolist(), "samples": pixels.tolist()}
+    row |= {"bits": data.bits(log_p), "own": data.bits(own), "gap": gap, "samples": data.pixels(x)}
+    return row | {"loss": data.bits(-fit.history["loss"]).tolist()}
 
 
-@plots.style()
+@dx.plots.style()
 def draw(rows: list[dict[str, Any]], folder: pathlib.Path) -> None:
-    """What each way thought of itself along the training, and digits that it draws."""
     figure, axes = plt.subplots(figsize=(6.5, 3.2))
     for row in rows:
-        loss = np.convolve(row["loss"], np.ones(100) / 100, "valid")
-        axes.plot(np.arange(len(loss)) + 100, loss, label=row["way"])
+        axes.plot(np.convolve(row["loss"], np.ones(100) / 100, "valid"), label=row["way"])
     axes.set(xlabel="training steps", ylabel="loss, bits per dimension")
     axes.legend()
     figure.savefig(folder / "digits_curves.png")
-    digits = {"digits": Digits(N).test[:12]}
-    pictures(
-        digits | {r["way"]: np.array(r["samples"]) for r in rows}, folder / "digits_samples.png"
-    )
+    shown = {"digits": Digits(N).test[:12]} | {row["way"]: row["samples"] for row in rows}
+    pictures(shown, folder / "digits_samples.png")
 
 
 def main() -> None:

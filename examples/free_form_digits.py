@@ -13,18 +13,15 @@ import json
 import math
 import pathlib
 import time
-from collections.abc import Callable
 
 import equinox as eqx
 import jax
-import jax.numpy as jnp
-import matplotlib.pyplot as plt
 import numpy as np
+from digits import Digits, pictures
 from jaxtyping import Array, PRNGKeyArray
-from sklearn.datasets import load_digits
+from rivals import FreeFormFlow, exact_log_p, power_series_terms
 
 import determinax as dx
-from determinax.likelihood import standard_normal
 
 WIDTH, BLOCKS, RECONSTRUCTION = 128, 3, 30.0
 WAYS = ("recipe", "free-form flow")
@@ -48,46 +45,6 @@ class Network(eqx.Module):
         return x
 
 
-class Digits:
-    """The 8 x 8 digits with fresh noise, whitened: 1,500 to learn from, 297 to test on."""
-
-    def __init__(self, n: int):
-        pixels = np.random.default_rng(0).permutation(load_digits(return_X_y=True)[0])
-        self.train, self.test = (jnp.asarray(p, jnp.float32) for p in np.split(pixels, [1500]))
-        noisy = pixels[:1500] + 0.5
-        values, vectors = np.linalg.eigh(np.cov(noisy.T) + np.eye(64) / 12)
-        order = np.argsort(values)[::-1][:n]
-        self.mean = jnp.asarray(noisy.mean(axis=0), jnp.float32)
-        self.to = jnp.asarray(vectors[:, order] / np.sqrt(values[order]), jnp.float32)
-        self.back = jnp.asarray((vectors[:, order] * np.sqrt(values[order])).T, jnp.float32)
-        # log-density that whitening adds a digit
-        self.added = -0.5 * float(np.sum(np.log(values[order])))
-
-    def whitened(self, key: PRNGKeyArray, pixels: Array) -> Array:
-        """With uniform noise on every pixel."""
-        return (pixels + jax.random.uniform(key, pixels.shape) - self.mean) @ self.to
-
-    def sample(self, key: PRNGKeyArray, num: int) -> Array:
-        """To learn from."""
-        first, second = jax.random.split(key)
-        return self.whitened(second, jax.random.choice(first, self.train, (num,)))
-
-
-def free_form_flow(models, x: Array, key: PRNGKeyArray) -> Array:
-    """Free-form flows (arXiv:2310.16624): the encoder's own likelihood, and the reconstruction."""
-    f, g, _ = models
-
-    def one(x, key):
-        z, push = jax.linearize(f, x)
-        image, back = jax.linearize(g, z)
-        v = jax.random.normal(key, x.shape)
-        v = v * (x.size**0.5 / jnp.linalg.norm(v))
-        trace = v @ push(jax.lax.stop_gradient(back(v)))
-        return -standard_normal(z) - trace + RECONSTRUCTION * jnp.sum((image - x) ** 2)
-
-    return jnp.mean(jax.vmap(one)(x, jax.random.split(key, len(x))))
-
-
 def start(n: int, seed: int) -> tuple[Network, Network, dx.Proposal]:
     """Encoder, decoder and proposal before training."""
     keys = jax.random.split(jax.random.key(seed), 3)
@@ -104,7 +61,7 @@ def run(n: int, way: str, seed: int, steps: int) -> dict:
         f, g, q = models
         fit = dx.fit_free_form(f, g, data.sample, q, reconstruction=RECONSTRUCTION, **options)
     else:
-        fit = dx.training.fit_model(free_form_flow, models, data.sample, **options)
+        fit = dx.training.fit_model(FreeFormFlow(RECONSTRUCTION), models, data.sample, **options)
     row = {"n": n, "way": way, "seed": seed, "steps": steps, "version": dx.__version__}
     row["milliseconds"] = 1000 * fit.seconds / steps
     return row | held_out(fit.models, data, way)
@@ -120,17 +77,16 @@ def held_out(models, data: Digits, way: str) -> dict:
     value = np.asarray(estimate.log_likelihood)
     seconds = time.perf_counter() - began
     solved = np.isfinite(value)
-    valid = np.asarray(exact(g, estimate.point))
+    valid = np.asarray(exact_log_p(g, estimate.point))
     low, high = np.asarray(estimate.lower_bound), np.asarray(estimate.upper_bound)
     inside = (low <= valid) & (valid <= high)
 
     def figure(log_p: np.ndarray) -> float:
         """Nats in whitened coordinates, or bits per dimension of pixels."""
-        if n < 64:
-            return float(-np.mean(log_p[solved]))
-        return float(-(np.mean(log_p[solved]) + data.added) / (n * math.log(2)))
+        mean = float(np.mean(log_p[solved]))
+        return -mean if n < 64 else data.bits(mean)
 
-    drawn = jax.vmap(g)(jax.random.normal(jax.random.key(2), (12, n))) @ data.back + data.mean
+    drawn = jax.vmap(g)(jax.random.normal(jax.random.key(2), (12, n)))
     row = {
         "valid": figure(valid),
         "valid_error": float(valid[solved].std() / solved.sum() ** 0.5 / (n * math.log(2))),
@@ -138,29 +94,9 @@ def held_out(models, data: Digits, way: str) -> dict:
         "solved": float(solved.mean()),
         "bracketed": float(inside[solved].mean()) if way == "recipe" else None,
         "evaluation_seconds": seconds,
-        "samples": np.clip(np.floor(drawn), 0, 16).astype(int).tolist(),
+        "samples": data.pixels(drawn),
     }
-    return row | {"series": power_series(f, x[0])}
-
-
-@eqx.filter_jit
-def exact(g: Callable, z: Array) -> Array:
-    """log p by the whole Jacobian of the decoder, at solved points."""
-    return jax.lax.map(lambda z: standard_normal(z) - log_det(jax.jacfwd(g)(z)), z)
-
-
-def log_det(jacobian: Array) -> Array:
-    return dx.log_abs_det(jacobian, dx.Exact()).log_abs_det
-
-
-def power_series(f: Callable, x: Array, terms: int = 16) -> list[float]:
-    """tr (J - I)^k / k at one digit, k = 1, 2, ...: what residual flows sum up, if it converges."""
-    difference = np.asarray(jax.jacfwd(f)(x), float) - np.eye(x.size)
-    power, found = np.eye(x.size), []
-    for k in range(1, terms + 1):
-        power = power @ difference
-        found.append(float((-1) ** (k + 1) * np.trace(power) / k))
-    return found
+    return row | {"series": power_series_terms(f, x[0])}
 
 
 def main() -> None:
@@ -183,21 +119,9 @@ def main() -> None:
 
 def draw(rows: list[dict], folder: pathlib.Path) -> None:
     """Samples of each way at n = 64, under twelve digits."""
-    digits = {"digits": load_digits(return_X_y=True)[0][:12]}
+    digits = {"digits": Digits(64).test[:12]}
     shown = digits | {row["way"]: np.array(row["samples"]) for row in rows if row["n"] == 64}
     pictures(shown, folder / "free_form_digits.png")
-
-
-def pictures(lines: dict[str, np.ndarray], path: pathlib.Path) -> None:
-    """Twelve digits a line."""
-    figure, axes = plt.subplots(len(lines), 12, figsize=(9, 0.85 * len(lines)))
-    for line, (name, digits) in zip(np.atleast_2d(axes), lines.items(), strict=True):
-        for axis, digit in zip(line, digits, strict=True):
-            axis.imshow(np.reshape(digit, (8, 8)), cmap="gray_r", vmin=0, vmax=16)
-            axis.set(xticks=[], yticks=[])
-        line[0].set_ylabel(name, rotation=0, ha="right", va="center", fontsize=8)
-    figure.tight_layout(pad=0.4)
-    figure.savefig(path, dpi=130)
 
 
 if __name__ == "__main__":

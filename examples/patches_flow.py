@@ -17,8 +17,8 @@ import jax
 import jax.numpy as jnp
 import matplotlib.pyplot as plt
 import numpy as np
-from free_form_digits import exact, free_form_flow
 from jaxtyping import Array, PRNGKeyArray
+from rivals import FreeFormFlow, exact_log_p
 from sklearn.datasets import load_sample_images
 
 import determinax as dx
@@ -111,13 +111,13 @@ def run(side: int, way: str, steps: int) -> dict:
         f, g, q = models
         fit = dx.fit_free_form(f, g, data.sample, q, reconstruction=RECONSTRUCTION, **options)
     else:
-        fit = dx.training.fit_model(free_form_flow, models, data.sample, **options)
+        fit = dx.training.fit_model(FreeFormFlow(RECONSTRUCTION), models, data.sample, **options)
     f, g, q = fit.models
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
     x = data.whitened(jax.random.key(0), data.test)
     estimate = dx.log_likelihood(f, g, x, q, key=jax.random.key(1))
     value, solved = (np.asarray(a) for a in (estimate.log_likelihood, estimate.residual <= 1e-5))
-    valid = np.asarray(exact(g, estimate.point))
+    valid = np.asarray(exact_log_p(g, estimate.point))
     inside = (estimate.lower_bound <= valid) & (valid <= estimate.upper_bound)
     drawn = jax.vmap(g)(jax.random.normal(jax.random.key(2), (12, n))) @ data.back + data.mean
 

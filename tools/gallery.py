@@ -287,7 +287,6 @@ def example_report(path: pathlib.Path) -> None:
 def from_rows() -> None:
     """Pictures of runs whose rows are kept."""
     import digits_flow
-    import digits_page
     import peers_page
 
     for preset in ("paper", "best"):
@@ -298,12 +297,8 @@ def from_rows() -> None:
     rows = [json.loads(line) for line in (RESULTS / "peers.jsonl").open()]
     for against in ("products", "seconds"):
         peers_page.draw(rows, against, RESULTS / f"peers_{against}.png")
-    runs = [json.loads(path.read_text()) for path in sorted(RESULTS.glob("digits-*.json"))]
-    runs = sorted(runs, key=lambda run: list(digits_flow.WAYS).index(run["name"]))
-    digits_page.draw(runs, RESULTS / "digits_curves.png")
-    digits = {"digits": digits_page.load_digits()[1][:12]}
-    samples = digits | {r["name"]: r["samples"] for r in runs}
-    digits_page.draw_samples(samples, RESULTS / "digits_samples.png")
+    rows = [json.loads(line) for line in (RESULTS / "digits.jsonl").open()]
+    digits_flow.draw(rows, RESULTS)
 
 
 def main() -> None:

@@ -139,9 +139,13 @@ class AbstractFitter(eqx.Module):
     what: eqx.AbstractVar[str]
     # what a step sees: a named tuple of scalars, with `loss` and `finite` among them
     record: ClassVar[Any] = Record
-    # many steps in one program; False: one by one, since XLA's CPU computes convolutions inside of a
-    # loop ten times as slowly
-    is_compiled_loop: ClassVar[bool] = True
+
+    @property
+    def is_compiled_loop(self) -> bool:
+        """Many steps in one program, or one by one: XLA's CPU takes ten times as long for a
+        convolution inside of a loop.
+        """
+        return True
 
     @abc.abstractmethod
     def init(self) -> Any:

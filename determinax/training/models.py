@@ -3,7 +3,7 @@
 import dataclasses
 import math
 from collections.abc import Callable
-from typing import Any, ClassVar
+from typing import Any
 
 import equinox as eqx
 import jax
@@ -129,7 +129,10 @@ def fit_model(
         deadline=np.asarray(np.inf),
         per_step=Products(batch_size * products),
         what=what,
+        has_convolutions=False,
     )
+    if _has_convolutions(fitter, key):
+        fitter = dataclasses.replace(fitter, has_convolutions=True)
     done = run(fitter, key=key, steps=steps, **options)
     return ModelFit(
         models=done.proposal,
@@ -242,7 +245,12 @@ class ModelFitter(AbstractAveragedFitter):
     deadline: np.ndarray
     per_step: Products = eqx.field(static=True)
     what: str = eqx.field(static=True)
-    is_compiled_loop: ClassVar[bool] = False  # the models may have convolutions
+    has_convolutions: bool = eqx.field(static=True)
+
+    @property
+    def is_compiled_loop(self) -> bool:
+        """See `AbstractFitter`."""
+        return not self.has_convolutions
 
     @property
     def has_held_out(self) -> bool:
@@ -272,6 +280,13 @@ class ModelFitter(AbstractAveragedFitter):
     def products(self) -> Products:
         """See `AbstractFitter`."""
         return self.per_step
+
+
+def _has_convolutions(fitter: ModelFitter, key: PRNGKeyArray) -> bool:
+    """Whether the loss convolves: inside of a loop XLA's CPU backend does so on one thread, and slowly."""
+    parameters = eqx.filter(fitter.start, trainable(fitter.start))
+    program = jax.make_jaxpr(lambda p, key: fitter.loss(fitter.model(p), key))(parameters, key)
+    return "conv_general_dilated" in str(program)
 
 
 def _require_sampler(sample_x: Any, num: int, key: PRNGKeyArray) -> None:
