@@ -51,6 +51,7 @@ ROOMS = [
     "densities",
     "_style",
     "_globe",
+    "_nearby",
     "_outlines",
     "_pairs",
     "plots",
