@@ -23,7 +23,7 @@ from sklearn.datasets import load_sample_images
 
 import determinax as dx
 
-BLOCKS, HIDDEN, RECONSTRUCTION, BATCH = 2, 24, 30.0, 64
+BLOCKS, HIDDEN, RECONSTRUCTION, BATCH = 2, 24, 100.0, 64
 WAYS = ("recipe", "free-form flow")
 
 
@@ -60,7 +60,10 @@ class Network(eqx.Module):
 
 
 class Patches:
-    """Patches of two photographs with fresh noise, decorrelated; tested on their right fifth."""
+    """Patches of two photographs with fresh noise, decorrelated, their heavy tails drawn in by asinh.
+
+    Tested on the photographs' right fifth.
+    """
 
     def __init__(self, side: int):
         rng = np.random.default_rng(0)
@@ -74,7 +77,16 @@ class Patches:
         self.mean = jnp.asarray(noisy.mean(axis=0), jnp.float32)
         self.to = jnp.asarray(vectors / np.sqrt(values) @ vectors.T, jnp.float32)
         self.back = jnp.asarray(vectors * np.sqrt(values) @ vectors.T, jnp.float32)
-        self.added = -0.5 * float(np.sum(np.log(values)))
+        self.scaled = -0.5 * float(np.sum(np.log(values)))
+
+    def bits(self, log_p: Array, x: Array) -> Array:
+        """Nats of transformed patches x as bits per dimension of pixels."""
+        added = self.scaled - jnp.sum(jnp.log(jnp.cosh(x)), axis=-1)
+        return -(log_p + added) / (x.shape[-1] * math.log(2))
+
+    def pixels(self, x: Array) -> list:
+        """The other way, in levels from 0 to 255."""
+        return np.clip(np.floor(jnp.sinh(x) @ self.back + self.mean), 0, 255).astype(int).tolist()
 
     @staticmethod
     def _cut(images: list[np.ndarray], side: int, num: int, rng: np.random.Generator) -> Array:
@@ -87,7 +99,8 @@ class Patches:
 
     def whitened(self, key: PRNGKeyArray, pixels: Array) -> Array:
         """With uniform noise on every level."""
-        return (pixels + jax.random.uniform(key, pixels.shape) - self.mean) @ self.to
+        noisy = pixels + jax.random.uniform(key, pixels.shape)
+        return jnp.arcsinh((noisy - self.mean) @ self.to)
 
     def sample(self, key: PRNGKeyArray, num: int) -> Array:
         """To learn from."""
@@ -119,10 +132,9 @@ def run(side: int, way: str, steps: int) -> dict:
     value, solved = (np.asarray(a) for a in (estimate.log_likelihood, estimate.residual <= 1e-5))
     valid = np.asarray(exact_log_p(g, estimate.point))
     inside = (estimate.lower_bound <= valid) & (valid <= estimate.upper_bound)
-    drawn = jax.vmap(g)(jax.random.normal(jax.random.key(2), (12, n))) @ data.back + data.mean
 
     def bits(log_p: np.ndarray) -> float:
-        return float(-(np.mean(log_p[solved]) + data.added) / (n * math.log(2)))
+        return float(np.mean(np.asarray(data.bits(jnp.asarray(log_p), x))[solved]))
 
     return {
         "n": n,
@@ -135,7 +147,7 @@ def run(side: int, way: str, steps: int) -> dict:
         "bracketed": float(np.mean(np.asarray(inside)[solved])) if way == "recipe" else None,
         "milliseconds_with_compilation": 1000 * fit.seconds / steps,
         "peak_megabytes": peak,
-        "samples": np.clip(np.floor(drawn), 0, 255).astype(int).tolist(),
+        "samples": data.pixels(jax.vmap(g)(jax.random.normal(jax.random.key(2), (12, n)))),
     }
 
 

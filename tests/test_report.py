@@ -352,18 +352,22 @@ def test_the_cure_drops_what_its_method_does_not_take(tmp_path):
         ["report", "a.npy", "--method", "vde", "--proposal", "q.st", "--out", "q.st"],
         ["fit", "a.npy", "--save", "./a.npy"],
         ["estimate", "a.npy", "--method", "mc", "--checkpoint", "a.npy"],
+        ["density", "q.safetensors", "--save", "q.safetensors"],
+        ["sample", "points.npy", "10", "--out", "points.npy"],
     ],
 )
 def test_what_is_read_is_never_written_over(arguments, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     np.save("a.npy", A)
     (tmp_path / "link.npy").symlink_to("a.npy")
-    (tmp_path / "q.st").write_bytes((tmp_path / "a.npy").read_bytes())
     before = (tmp_path / "a.npy").read_bytes()
+    for name in ("q.st", "q.safetensors", "points.npy"):
+        (tmp_path / name).write_bytes(before)
     ended = shell(*arguments)
     assert ended.exit_code == 2, ended.output
     assert "is read, and would be written over: name another file" in ended.output
-    assert (tmp_path / "a.npy").read_bytes() == before == (tmp_path / "q.st").read_bytes()
+    for file in tmp_path.iterdir():
+        assert file.read_bytes() == before
 
 
 @pytest.mark.parametrize(

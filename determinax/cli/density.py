@@ -77,6 +77,7 @@ def density(
         for path in (map_to, save):
             if path is not None:
                 common.require_writable(path)
+                common.require_apart(path, file)
         with reporting() as report:
             about: dict[str, Any] = {"file": str(file), "seed": seed}
             if lonlat:
@@ -124,6 +125,7 @@ def sample(
             if out.suffix.lower() not in _DRAWN:
                 raise ValueError(f"{out}: points are written as .csv, .txt or .npy")
             common.require_writable(out)
+            common.require_apart(out, proposal)
         with reporting() as report:
             names, rows = _drawn(proposal, count, lonlat, seed, report)
         if out is None:
