@@ -358,16 +358,13 @@ def test_the_cure_drops_what_its_method_does_not_take(tmp_path):
 )
 def test_what_is_read_is_never_written_over(arguments, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    np.save("a.npy", A)
+    for name in ("a.npy", "q.st", "q.safetensors", "points.npy"):
+        (tmp_path / name).write_bytes(before := A.tobytes())
     (tmp_path / "link.npy").symlink_to("a.npy")
-    before = (tmp_path / "a.npy").read_bytes()
-    for name in ("q.st", "q.safetensors", "points.npy"):
-        (tmp_path / name).write_bytes(before)
     ended = shell(*arguments)
     assert ended.exit_code == 2, ended.output
     assert "is read, and would be written over: name another file" in ended.output
-    for file in tmp_path.iterdir():
-        assert file.read_bytes() == before
+    assert all(file.read_bytes() == before for file in tmp_path.iterdir())
 
 
 @pytest.mark.parametrize(
