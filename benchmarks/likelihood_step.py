@@ -4,7 +4,7 @@
     python benchmarks/likelihood_step.py --patches 4 8 16     # patches of n = 48, 192 and 768
 
 A step is the library's own: loss, gradient, Adam and the running average. The ways of a group take turns,
-a few steps each, so that a busy machine is as busy for all of them. Rows go to
+a forty steps each, so that a busy machine is as busy for all of them. Rows go to
 docs/results/likelihood_step.jsonl.
 """
 
@@ -26,14 +26,14 @@ import digits_flow
 import free_form_digits
 import patches_flow
 import rivals
-from digits import Digits
+from digits import Digits, Logits
 
 import determinax as dx
 from determinax.training import fit_model
 from determinax.training.models import FreeFormObjective
 
 Fit = Callable[[int], float]
-STEPS = 5  # of a turn
+STEPS = 40  # of a turn: what begins and ends a fit is a small part of it
 
 
 def fit_of(loss: Callable, models: Any, sample: Callable, batch: int, optimiser: Any = None) -> Fit:
@@ -58,7 +58,7 @@ def fit_of(loss: Callable, models: Any, sample: Callable, batch: int, optimiser:
 
 def contractive() -> dict[str, Fit]:
     """The ways of `digits_flow`; the power series with just four terms."""
-    data = Digits(64)
+    data = Logits()
     models, optimiser = digits_flow.start(data), digits_flow.optimiser(1000)
 
     def four_terms(blocks, _, x, key):
@@ -101,7 +101,7 @@ def groups(sides: list[int]) -> dict[str, Callable[[], dict[str, Fit]]]:
 def main() -> None:
     parser = argparse.ArgumentParser(description="What a training step takes.")
     parser.add_argument("--patches", type=int, nargs="*", default=[], metavar="SIDE")
-    parser.add_argument("--rounds", type=int, default=20)
+    parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--out", type=pathlib.Path, default="docs/results/likelihood_step.jsonl")
     arguments = parser.parse_args()
     for group, make in groups(arguments.patches).items():

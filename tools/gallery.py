@@ -286,7 +286,6 @@ def example_report(path: pathlib.Path) -> None:
 
 def from_rows() -> None:
     """Pictures of runs whose rows are kept."""
-    import digits_flow
     import peers_page
 
     for preset in ("paper", "best"):
@@ -297,8 +296,6 @@ def from_rows() -> None:
     rows = [json.loads(line) for line in (RESULTS / "peers.jsonl").open()]
     for against in ("products", "seconds"):
         peers_page.draw(rows, against, RESULTS / f"peers_{against}.png")
-    rows = [json.loads(line) for line in (RESULTS / "digits.jsonl").open()]
-    digits_flow.draw(rows, RESULTS)
 
 
 def main() -> None:
