@@ -55,13 +55,17 @@ def test_the_value_is_right_for_every_kind_and_a_second_call_compiles_nothing(
 
 
 @pytest.mark.parametrize("name", rest_slow([n for n in CASES if n != "Probed"], FIRST))
-def test_complex_operators(name):
+def test_complex_operators(name, compilations):
     a = near_isometry(N, 0.1) + 0.1j * near_isometry(N, 0.1, seed=5)
     if name.startswith("Variational"):
         method = dx.Variational(dx.Proposal(dx.flows.projective_linear(2 * N)), 300)
     else:
         method = CASES[name].make()
     e = dx.log_abs_det(a, method, key=KEY)
+    first = len(compilations)
+    again = dx.log_abs_det(a, method, key=KEY)
+    assert len(compilations) == first
+    assert again.log_abs_det == e.log_abs_det
     slack = 12 if name in FEW else 4
     assert (
         abs(float(e.log_abs_det) - np.linalg.slogdet(a)[1]) < slack * float(e.standard_error) + 1e-9
@@ -70,9 +74,13 @@ def test_complex_operators(name):
 
 
 @pytest.mark.parametrize("name", rest_slow([n for n in CASES if n != "Probed"], FIRST))
-def test_tall_operators(name):
-    tall = np.concatenate([A, 0.1 * near_isometry(N, seed=4)])
-    e = dx.log_volume(tall, CASES[name].make(), key=KEY)
+def test_tall_operators(name, compilations):
+    tall, method = np.concatenate([A, 0.1 * near_isometry(N, seed=4)]), CASES[name].make()
+    e = dx.log_volume(tall, method, key=KEY)
+    first = len(compilations)
+    again = dx.log_volume(tall, method, key=KEY)
+    assert len(compilations) == first
+    assert again.log_abs_det == e.log_abs_det
     truth = 0.5 * np.linalg.slogdet(tall.T @ tall)[1]
     slack = 12 if name in FEW else 4
     assert abs(float(e.log_abs_det) - truth) < slack * float(e.standard_error) + 1e-9
@@ -81,12 +89,16 @@ def test_tall_operators(name):
 @pytest.mark.parametrize(
     "name", rest_slow([n for n in CASES if n not in ("Probed", "Auto, few")], FIRST)
 )
-def test_convolutions(name):
+def test_convolutions(name, compilations):
     operator = dx.operators.convolution(
         np.array([[0.0, 0.1, 0.0], [-0.1, 1.5, 0.1], [0.0, 0.1, 0.0]]), (2, 4)
     )
     truth = np.linalg.slogdet(np.asarray(operator.as_matrix()))[1]
     e = run(name, operator)
+    first = len(compilations)
+    again = run(name, operator)
+    assert len(compilations) == first
+    assert again.log_abs_det == e.log_abs_det
     slack = 12 if name in FEW else 4
     assert abs(float(e.log_abs_det) - truth) < slack * float(e.standard_error) + 1e-9
 
