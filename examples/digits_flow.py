@@ -82,7 +82,7 @@ def through(blocks: list[Residual], x: Array) -> Array:
 # ways to train: blocks, their proposals, digits and a key in, log|det J| of each digit out
 def exact(blocks, proposals, x: Array, key: PRNGKeyArray) -> Array:
     """The whole Jacobian; proposals that nobody uses learn beside it: what is their gap?"""
-    s = dx.jacobian_surrogate(blocks, x, proposals, key=key, gradient="total")
+    s = dx.jacobian_surrogate(blocks, x, proposals, key=key)
     jacobians = jax.vmap(jax.jacfwd(lambda x: through(blocks, x)))(x)
     return jax.vmap(log_det)(jacobians) - s.loss + jax.lax.stop_gradient(s.loss)
 
@@ -91,8 +91,8 @@ def variational(num: int, digits: int = BATCH) -> Callable:
     """With `num` products for so many of the digits."""
 
     def log_dets(blocks, proposals, x: Array, key: PRNGKeyArray) -> Array:
-        x, options = x[:digits], {"num_samples": num, "gradient": "total"}
-        s = dx.jacobian_surrogate(blocks, x, proposals, key=key, **options)
+        x = x[:digits]
+        s = dx.jacobian_surrogate(blocks, x, proposals, key=key, num_samples=num)
         # the second term is 0, and moves the proposals alone
         return s.corrected - (s.loss - jax.lax.stop_gradient(s.loss))
 
