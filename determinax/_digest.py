@@ -63,9 +63,8 @@ class _Walker:
 
     def __init__(self, *, is_strict: bool = False):
         self.digest, self.is_exact, self._is_strict = hashlib.sha256(), True, is_strict
-        self._open: list[
-            Any
-        ] = []  # what is being fed, against cycles; and functions, to do so once
+        # what is being fed, against cycles; and functions, to do so once
+        self._open: list[Any] = []
 
     def feed(self, value: Any) -> None:
         """Add a value."""

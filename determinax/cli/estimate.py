@@ -180,6 +180,9 @@ def _require_symmetric(file: pathlib.Path, matrix: Any) -> None:
         )
 
 
+_ALONE = Job()
+
+
 class Run(NamedTuple):
     """The estimate, charged for what was spent on the way, and the fit of its proposal if there was one."""
 
@@ -191,7 +194,7 @@ def run(
     matrix: Any,
     settings: Settings,
     report: Report | None,
-    job: Job = Job(),  # noqa: B008 - a tuple of constants
+    job: Job = _ALONE,
     *,
     trace: bool = False,
 ) -> Run:
