@@ -14,6 +14,7 @@ import determinax
 from determinax import flows
 
 ROOT = pathlib.Path(__file__).parent.parent
+pytestmark = pytest.mark.xdist_group("site")  # which is built once
 
 
 class Page(html.parser.HTMLParser):
