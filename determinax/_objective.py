@@ -13,8 +13,11 @@ import jax.numpy as jnp
 import lineax as lx
 from jaxtyping import Array, Float, PRNGKeyArray
 
+from determinax import sphere
 from determinax._linalg import held, log_norm
 from determinax.flows import AbstractSphereMap
+from determinax.flows.base import dtype_of
+from determinax.flows.linear import Transpose
 from determinax.operators import columns
 from determinax.proposals import Proposal
 
@@ -33,11 +36,12 @@ def objective(
 
     `product` multiplies points, a column each, with their operators; `context` has a column for each.
     """
-    points, log_q = Proposal(flow).sample_columns(key, batch_size, context)
+    z = sphere.uniform(key, flow.n, batch_size, dtype_of(flow))
+    points, log_q = Proposal(flow).push(z, context=context)
     if gradient == "forward":
         points, log_q = jax.lax.stop_gradient((points, log_q))
     if gradient == "path":
-        log_q = Proposal(held(flow)).log_density_columns(points, context)
+        log_q = _along_path(held(flow), z, points, log_q, context)
     log_w = -flow.n * log_norm(product(points)) - log_q
     value = -jnp.mean(log_w)
     if gradient == "forward":
@@ -45,6 +49,27 @@ def objective(
         # the value of the objective with the gradient of the weighted likelihood
         value = value - (likelihood - jax.lax.stop_gradient(likelihood))
     return value, jax.lax.stop_gradient(log_w)
+
+
+def _along_path(flow: AbstractSphereMap, z: Array, points: Array, log_q: Array, context) -> Array:
+    r"""$\log q$ where the points end, with the parameters held: it moves with the points alone.
+
+    Of $s = Mz/\|Mz\|$ the slope is $-n\|Mz\|\,M^{-\top}z$: one transposed solve, where going back
+    through the map is a solve, and its gradient another one.
+    """
+    one = context if context is None or context.ndim == 1 else context[:, 0]
+    if flow.factor_at(one) is None:
+        return Proposal(flow).log_density_columns(points, context)
+
+    def slope(z, context):
+        factor = flow.factor_at(context)
+        size = jnp.linalg.norm(factor.multiply(z), axis=0)
+        return -flow.n * size * Transpose(factor).solve(z)
+
+    if one is not context:
+        slope = jax.vmap(slope, in_axes=-1, out_axes=-1)
+    moved = points - jax.lax.stop_gradient(points)
+    return jax.lax.stop_gradient(log_q) + jnp.sum(held(slope(z, context)) * moved, axis=0)
 
 
 def product_with(

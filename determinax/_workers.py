@@ -10,6 +10,7 @@ import ctypes
 import functools
 import multiprocessing
 import os
+import queue
 import signal
 import sys
 import threading
@@ -150,21 +151,22 @@ def completed(tasks: Iterable[Task], executor: cf.Executor) -> Iterator[tuple[Ta
     most = 2 * executor.num if isinstance(executor, Workers) else _OUTSTANDING
     coming, again = iter(tasks), deque[tuple[Task, int]]()
     under_way: dict[cf.Future, tuple[Task, int]] = {}
+    done = queue.SimpleQueue[cf.Future]()  # `cf.wait` looks at all that are under way for each of them
     while True:
         while len(under_way) < most and (following := _next(coming, again)) is not None:
-            task, attempt = following
-            under_way[_submitted(executor, task, attempt)] = following
+            future = _submitted(executor, *following)
+            under_way[future] = following
+            future.add_done_callback(done.put)
+            del future  # no name keeps what is done
         if not under_way:
             return
-        done = cf.wait(under_way, return_when=cf.FIRST_COMPLETED).done
-        while done:  # `pop`: no name keeps what is done
-            task, attempt, result = _ended(done.pop(), under_way)
-            if not isinstance(result, Lost):
-                yield task, result
-            elif attempt + 1 < _ATTEMPTS:
-                again.append((task, attempt + 1))
-            else:
-                yield task, result
+        task, attempt, result = _ended(done.get(), under_way)
+        if not isinstance(result, Lost):
+            yield task, result
+        elif attempt + 1 < _ATTEMPTS:
+            again.append((task, attempt + 1))
+        else:
+            yield task, result
 
 
 def _ended(

@@ -8,7 +8,9 @@ References: Liu (1990), "The role of elimination trees in sparse factorization";
 Peyton (1994), "An efficient algorithm to compute row and column counts for sparse Cholesky".
 """
 
+import functools
 import math
+import time
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -21,6 +23,9 @@ import scipy.sparse.linalg
 _RATE = 5e9
 _ENTRY_SECONDS, _GIVEN_SECONDS, _ROW_SECONDS = 7e-8, 5e-8, 1e-6
 _ENTRY_BYTES, _GIVEN_BYTES, _ROW_BYTES = 24, 60, 250
+# what takes longer than this is reckoned by the speed of the machine at hand: SuperLU on a full matrix of
+# so many rows, of whose rate this share is taken (grids and random matrices reached 1.3 to 1.8 times that)
+_SOON, _TRIAL, _TRIAL_SHARE = 1.0, 400, 0.9
 # a band of which a fraction this large is A's own entries needs no better order
 _FULL_BAND = 0.25
 # Minimum degree is quick on grids and the like; where the narrowest band is this share of n it takes
@@ -44,13 +49,27 @@ class Plan(NamedTuple):
     def seconds(self) -> float:
         """What the factorisation should take."""
         given = _GIVEN_SECONDS * self.given + _ROW_SECONDS * len(self.order)
-        return given + _ENTRY_SECONDS * self.entries + self.work / _RATE
+        slow = given + _ENTRY_SECONDS * self.entries + self.work / _RATE
+        return slow / _speed() if slow > _SOON else slow
 
     @property
     def bytes(self) -> int:
         """What it should need in memory."""
         given = _GIVEN_BYTES * self.given + _ROW_BYTES * len(self.order)
         return int(given + _ENTRY_BYTES * self.entries)
+
+
+@functools.cache
+def _speed() -> float:
+    """How many times as fast as `_RATE` this machine is; 1 where it is slower."""
+    n = _TRIAL
+    full = scipy.sparse.csc_array(n * np.eye(n) + np.random.default_rng(0).random((n, n)))
+    least = math.inf
+    for _ in range(5):
+        began = time.perf_counter()
+        scipy.sparse.linalg.splu(full, permc_spec="NATURAL", diag_pivot_thresh=0.0)
+        least = min(least, time.perf_counter() - began)
+    return max(1.0, _TRIAL_SHARE * 2 / 3 * n**3 / least / _RATE)
 
 
 def plan(matrix: Any, *, pivoting: bool) -> Plan:
