@@ -9,6 +9,7 @@ Such a loop has no transpose, so the derivatives are written out below, by produ
 solves: they go through `jit`, `vmap`, `jvp` and `grad` in any order, as often as one likes.
 """
 
+import functools
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -24,19 +25,24 @@ def mm(a: Array, b: Array) -> Array:
     return jnp.matmul(a, b, precision=jax.lax.Precision.HIGHEST)
 
 
-def _one_by_one(f: Callable, *, columns: bool = False) -> Callable:
+# From so many columns on OpenBLAS takes threads for a triangular solve, which then wait for the cores that
+# XLA's threads have: 0.8 ms for 64 rows in the midst of a program, where substitution takes 0.05
+_THREADED, _SMALL = 8, 256
+
+
+def _one_by_one(f: Callable, *, columns: bool = False, wide: Callable | None = None) -> Callable:
     """`f` of single matrices, whose `vmap` on a CPU is a loop: see the module's docstring.
 
     With `columns` the last argument has independent columns: where it alone is batched, the batch
-    becomes more columns of one call.
+    becomes more columns of one call, of `wide` if there is one.
     """
     single = jax.custom_batching.custom_vmap(f)
 
     @single.def_vmap
     def rule(size: int, batched: list[bool], *args: Array):
         if columns and not any(batched[:-1]):
-            n, wide = args[-1].shape[1], jnp.moveaxis(args[-1], 0, 1)
-            out = single(*args[:-1], wide.reshape(n, -1))
+            n, together = args[-1].shape[1], jnp.moveaxis(args[-1], 0, 1)
+            out = (wide or single)(*args[:-1], together.reshape(n, -1))
             return jnp.moveaxis(out.reshape(len(out), size, -1), 1, 0), True
 
         def loop(*args):
@@ -47,8 +53,8 @@ def _one_by_one(f: Callable, *, columns: bool = False) -> Callable:
 
             return jax.lax.map(one, [a if b else None for a, b in zip(args, batched, strict=True)])
 
-        together = jax.vmap(f, [0 if b else None for b in batched])
-        out = jax.lax.platform_dependent(*args, cpu=loop, default=together)
+        axes = [0 if b else None for b in batched]
+        out = jax.lax.platform_dependent(*args, cpu=loop, default=jax.vmap(f, axes))
         return out, jax.tree.map(lambda _: True, out)
 
     return single
@@ -62,10 +68,28 @@ def _lu_solver(trans: int) -> Callable:
 
 
 def _triangular_solver(lower: bool) -> Callable:
-    def run(a, b):
+    def lapack(a, b):
         return jax.scipy.linalg.solve_triangular(a, b, lower=lower)
 
-    return _one_by_one(run, columns=True)
+    def run(a, b):
+        if len(a) > _SMALL or b.shape[1] < _THREADED:
+            return single(a, b)
+        by_rows = functools.partial(_by_rows, lower=lower)
+        return jax.lax.platform_dependent(a, b, cpu=by_rows, default=lapack)
+
+    single = _one_by_one(lapack, columns=True, wide=run)
+    return run
+
+
+def _by_rows(a: Array, b: Array, lower: bool) -> Array:
+    """The same by substitution, without LAPACK."""
+
+    def step(i, x):
+        i = i if lower else len(a) - 1 - i
+        # x is 0 where it is not known yet
+        return x.at[i].set((b[i] - mm(a[i], x)) / a[i, i])
+
+    return jax.lax.fori_loop(0, len(a), step, jnp.zeros_like(b))
 
 
 _lu = _one_by_one(lambda a: tuple(jax.scipy.linalg.lu_factor(a)))

@@ -24,19 +24,23 @@ from determinax.proposals import Proposal
 GradientKind = Literal["path", "total", "forward"]
 
 
+def drawn(flow: AbstractSphereMap, key: PRNGKeyArray, num: int) -> Float[Array, "n num"]:
+    """Uniform points for the flow to move."""
+    return sphere.uniform(key, flow.n, num, dtype_of(flow))
+
+
 def objective(
     flow: AbstractSphereMap,
-    key: PRNGKeyArray,
-    batch_size: int,
+    z: Float[Array, "n batch"],
     product: Callable[[Array], Array],
     gradient: GradientKind,
     context: Float[Array, "c batch"] | None = None,
 ) -> tuple[Float[Array, ""], Float[Array, " batch"]]:
     """Minus the mean log-weight, with one of three gradients, and the log-weights.
 
-    `product` multiplies points, a column each, with their operators; `context` has a column for each.
+    `z` are uniform points, see `drawn`; `product` multiplies points, a column each, with their
+    operators; `context` has a column for each.
     """
-    z = sphere.uniform(key, flow.n, batch_size, dtype_of(flow))
     points, log_q = Proposal(flow).push(z, context=context)
     if gradient == "forward":
         points, log_q = jax.lax.stop_gradient((points, log_q))

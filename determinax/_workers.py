@@ -151,7 +151,9 @@ def completed(tasks: Iterable[Task], executor: cf.Executor) -> Iterator[tuple[Ta
     most = 2 * executor.num if isinstance(executor, Workers) else _OUTSTANDING
     coming, again = iter(tasks), deque[tuple[Task, int]]()
     under_way: dict[cf.Future, tuple[Task, int]] = {}
-    done = queue.SimpleQueue[cf.Future]()  # `cf.wait` looks at all that are under way for each of them
+    done = queue.SimpleQueue[
+        cf.Future
+    ]()  # `cf.wait` looks at all that are under way for each of them
     while True:
         while len(under_way) < most and (following := _next(coming, again)) is not None:
             future = _submitted(executor, *following)

@@ -34,6 +34,9 @@ def block_proposals(
     context of its proposal. Each starts from the inverse of its block's mean Jacobian at 32 points, for
     n products at each. Use them as `jacobian_surrogate(blocks, x, proposals, key=key)`.
 
+    A block with a method `log_abs_det(x)`, as a scaling or a coupling has, is taken at its word: it has
+    no proposal and costs no products.
+
     **Arguments:**
 
     - `blocks`: functions of one point, all of one dimension; the first acts first.
@@ -48,7 +51,7 @@ def block_proposals(
         ```python
         blocks = [f, f]
         sample_x = lambda key, num: jax.random.normal(key, (num, 10))
-        proposals = dx.block_proposals(blocks, sample_x, key=key)
+        proposals = dx.block_proposals(blocks, sample_x, key=key)  # two
         s = dx.jacobian_surrogate(blocks, x, proposals, key=key, num_samples=2)
         ```
     """
@@ -57,9 +60,17 @@ def block_proposals(
         raise TypeError("blocks is a sequence of functions, such as [first, second]")
     x = jnp.asarray(sample_x(stream(key, "points"), _POINTS))
     n = x.shape[-1]
+    segments = in_segments(blocks)[0]
+    if not segments:
+        raise ValueError(
+            "every block has a log_abs_det of its own: add them up, there is nothing to estimate"
+        )
     proposals = []
-    for i, block in enumerate(blocks):
+    for i, segment in enumerate(segments):
         own = stream(key, "block", i)
+        for known in segment.known:
+            x = jax.vmap(known)(x)
+        block = segment.block
         if isinstance(family, str):
             x, base = _through(block, x)
             flow = flows.conditional_linear(
@@ -74,6 +85,34 @@ def block_proposals(
             flow = family(own)
         proposals.append(Proposal(flow))
     return BlockProposals(proposals)
+
+
+class Segment(eqx.Module):
+    """A block that needs a proposal, behind those that know their own log-determinant."""
+
+    known: tuple[Any, ...]
+    block: Any
+
+
+def in_segments(blocks: Sequence[Any]) -> tuple[list[Segment], tuple[Any, ...]]:
+    """The segments of a composition, and what comes after the last of them."""
+    segments, known = [], ()
+    for block in blocks:
+        if callable(getattr(block, "log_abs_det", None)):
+            known = (*known, block)
+        else:
+            segments.append(Segment(known, block))
+            known = ()
+    return segments, known
+
+
+def through_known(blocks: Sequence[Any], x: Array) -> tuple[Array, Array]:
+    """A point through blocks that know their log-determinants, and the sum of these."""
+    total = jnp.zeros((), x.dtype)
+    for block in blocks:
+        total += block.log_abs_det(x)
+        x = block(x)
+    return x, total
 
 
 def stacked(blocks: Sequence[Any]) -> Any | None:
@@ -94,15 +133,19 @@ def _through(block, x: Float[Array, "num n"]) -> tuple[Array, Array]:
     return jax.vmap(block)(x), jnp.mean(jax.vmap(jax.jacfwd(block))(x), axis=0)
 
 
-def _inverse(mean: Float[Array, "n n"], number: int) -> flows.Dense:
+def _inverse(mean: Float[Array, "n n"], number: int) -> flows.Triangular:
+    """The inverse up to a rotation on its right, which is no part of a density: L^-1 of J = QL."""
     if not np.isfinite(mean).all():
         raise OperatorError(
             f"the Jacobian of block {number} is not finite: look at what sample_x gives it"
         )
-    inverse = _linalg.solve(mean, jnp.eye(len(mean), dtype=mean.dtype))
+    identity = jnp.eye(len(mean), dtype=mean.dtype)
+    lower = jnp.flip(_linalg.qr(jnp.flip(mean, 1))[1])
+    lower = lower * jnp.where(jnp.diagonal(lower) < 0, -1, 1)[:, None]
+    inverse = _linalg.solve_triangular(lower, identity, lower=True)
     # signs that cancel in the mean are no place to start from
-    usable = bool(np.isfinite(inverse).all())
-    return flows.Dense(inverse if usable else jnp.eye(len(mean), dtype=mean.dtype))
+    usable = bool(np.isfinite(inverse).all() and (jnp.diagonal(inverse) > 0).all())
+    return flows.Triangular.of(inverse if usable else identity)
 
 
 def _family(family: str) -> str:

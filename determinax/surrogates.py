@@ -19,9 +19,9 @@ from determinax._checks import require_key, whole_number
 from determinax._diagnostics import THRESHOLDS, UNRELIABLE, WARN, as_code
 from determinax._keys import stream
 from determinax._linalg import held, log_norm
-from determinax._objective import known_product, objective
+from determinax._objective import drawn, known_product, objective
 from determinax._states import log_mean_exp
-from determinax.blocks import stacked
+from determinax.blocks import in_segments, stacked, through_known
 from determinax.jacobians import require_context, require_points
 from determinax.operators import OperatorError, columns, traits
 from determinax.proposals import BlockProposals, Proposal, cast
@@ -199,7 +199,8 @@ def jacobian_surrogate(
 
     - `f`: one point in, one of the same size out, in JAX. What it closes over is trained. Or a sequence
         of blocks, the first of which acts first, with a proposal of `block_proposals`: each block then
-        takes `num_samples` products, and its input is the context.
+        takes `num_samples` products, and its input is the context. Blocks with a method `log_abs_det(x)`
+        take none.
     - `x`: one point `(n,)`, or one a row.
     - `proposal`: a `Proposal`. One whose flow has a context gets x, unless `context` says otherwise.
     - `num_samples`, `gradient`: as in `surrogate`.
@@ -253,45 +254,56 @@ def _along_blocks(
     context: Any,
     gradient: Literal["path", "total"],
 ) -> Surrogate:
-    """The sum over the blocks of a composition; blocks of one shape are one scan."""
-    if not isinstance(blocks, Sequence) or len(blocks) != len(proposals):
+    """The sum over the blocks of a composition; segments of one shape are one scan."""
+    segments, last = in_segments(blocks) if isinstance(blocks, Sequence) else ((), ())
+    if len(segments) != len(proposals):
         raise TypeError(
-            f"proposals for {len(proposals)} blocks need f to be a sequence of as many functions"
+            f"proposals for {len(proposals)} blocks need f to be a sequence of as many functions, besides "
+            "those with a log_abs_det of their own"
         )
     if context is not None:
         raise ValueError("what goes into a block is its context: leave context= out")
-    together = stacked(blocks)
+    together = stacked(segments)
 
     def step(x, inputs):
-        block, proposal, key = inputs
+        segment, proposal, key = inputs
+        x, known = through_known(segment.known, x)
+        block = segment.block
         s = jacobian_surrogate(block, x, proposal, key=key, num_samples=num, gradient=gradient)
-        return block(x), s
+        return block(x), (s, known)
 
     def one(x, key):
-        keys = jax.vmap(lambda i: stream(key, "blocks", i))(jnp.arange(len(blocks)))
+        keys = jax.vmap(lambda i: stream(key, "blocks", i))(jnp.arange(len(segments)))
         if together is not None:
             inputs, rest = eqx.partition((together, proposals.stacked, keys), eqx.is_array)
-            # unrolled: a fifth faster on a CPU, and compiled in the same time
             body = lambda x, a: step(x, eqx.combine(a, rest))  # noqa: E731
-            return jax.lax.scan(body, x, inputs, unroll=len(blocks))[1]
-        parts = []
-        for i, block in enumerate(blocks):
-            x, s = step(x, (block, proposals[i], keys[i]))
-            parts.append(s)
-        return jax.tree.map(lambda *a: jnp.stack(a), *parts)
+            # unrolled: a fifth faster on a CPU
+            x, (parts, known) = jax.lax.scan(body, x, inputs, unroll=len(segments))
+        else:
+            found = []
+            for i, segment in enumerate(segments):
+                x, s = step(x, (segment, proposals[i], keys[i]))
+                found.append(s)
+            parts, known = jax.tree.map(lambda *a: jnp.stack(a), *found)
+        return parts, jnp.sum(known) + through_known(last, x)[1]
 
     if x.ndim == 1:
-        return _summed(one(x, key), 0)
+        return _summed(*one(x, key), 0)
     keys = jax.vmap(lambda i: stream(key, "points", i))(jnp.arange(len(x)))
-    return _summed(jax.vmap(one)(x, keys), 1)
+    return _summed(*jax.vmap(one)(x, keys), 1)
 
 
-def _summed(parts: Surrogate, axis: int) -> Surrogate:
-    """Of a composition, from its blocks along an axis."""
+def _summed(parts: Surrogate, known: Array, axis: int) -> Surrogate:
+    """Of a composition, from its blocks along an axis, and the log-determinants that are known."""
     total = jax.tree.map(lambda a: jnp.sum(a, axis=axis), parts)
-    spread = jnp.sqrt(jnp.sum(parts.spread**2, axis=axis))
+    spread = jnp.linalg.norm(parts.spread, axis=axis)
     return eqx.tree_at(
-        lambda s: (s.spread, s.code), total, (spread, jnp.max(parts.code, axis=axis))
+        lambda s: (s.log_abs_det, s.bound, s.corrected, s.loss, s.spread, s.code),
+        total,
+        (
+            *(a + known for a in (total.log_abs_det, total.bound, total.corrected)),
+            *(total.loss + held(known), spread, jnp.max(parts.code, axis=axis)),
+        ),
     )
 
 
@@ -334,7 +346,8 @@ def _surrogate(
     product, proposal: Proposal, key, num: int, context, factor: float, gradient: Any
 ) -> Surrogate:
     """From products of columns; what `product` closes over is the model."""
-    points, log_q = proposal.sample_columns(key, num, context)
+    z = drawn(proposal.flow, key, num)
+    points, log_q = proposal.push(z, context=context)
     # the model's products once; the proposal's gradients go back through them with the model held
     images, pull = jax.vjp(product, jax.lax.stop_gradient(points))
     known = known_product(images, pull)
@@ -346,7 +359,7 @@ def _surrogate(
     if gradient not in ("path", "total"):
         raise ValueError(f'gradient is "path" or "total", not {gradient!r}')
     kind = gradient if _has_inverse(proposal) else "total"
-    loss, _ = objective(proposal.flow, key, num, known, kind, held(context))
+    loss, _ = objective(proposal.flow, z, known, kind, held(context))
     nothing = jnp.full_like(loss, jnp.nan)
     correction = 0.5 * jnp.var(log_w, ddof=1) if num > 1 else nothing
     spread = jnp.std(jax.lax.stop_gradient(log_w)) if num > 1 else nothing

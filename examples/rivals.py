@@ -55,7 +55,7 @@ def power_series_terms(f: Callable, x: Array, num: int = 16) -> list[float]:
 
 
 def power_series(blocks: Any, _: Any, x: Array, key: PRNGKeyArray) -> Array:
-    """Residual flows (Chen et al. 2019): log|det J| of blocks a + g(a) behind scalings, at every x.
+    """Residual flows (Chen et al. 2019): log|det J| of blocks a + g(a) and scalings, at every x.
 
     Three terms, and each more with probability 1/2 and twice the weight: four in the mean.
     """
@@ -69,9 +69,11 @@ def series(blocks: Any, x: Array, key: PRNGKeyArray, terms: int) -> Array:
     def one(x, v):
         total = jnp.zeros(())
         for block in blocks:
-            x = x * jnp.exp(block.log_scale) + block.shift
+            if hasattr(block, "log_abs_det"):
+                x, total = block(x), total + block.log_abs_det(x)
+                continue
             moved, pull = jax.vjp(block.net, x)
-            row, total = v, total + jnp.sum(block.log_scale)
+            row = v
             for k in range(1, terms + 1):
                 (row,) = pull(row)
                 total += (-1) ** (k + 1) / k * 2.0 ** max(0, k - 3) * (row @ v)

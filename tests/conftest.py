@@ -39,7 +39,7 @@ _LONG = (
     "test_docstrings.py::test_the_example_runs[determinax.blocks",
     "test_walk.py::test_a_fit_that_was_interrupted_goes_on_to_the_same_bits",
     "test_cli.py::test_a_flow_is_trained_and_leaves_no_checkpoint",
-    "test_likelihood.py::test_blocks_of_one_shape_are_one_scan",
+    "test_blocks.py::test_blocks_of_one_shape_are_one_scan",
     "test_deflated.py::test_it_can_be_differentiated",
     "test_densities.py::test_a_stack_is_taken_where_bumps_fall_short",
     "test_densities.py::test_a_verdict_on_a_law_that_is_too_narrow",

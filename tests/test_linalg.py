@@ -161,9 +161,27 @@ def test_right_hand_sides_of_one_matrix_are_one_call():
     def solves(a, b):
         return jax.vmap(_linalg.solve_triangular, (None, 0))(a, b)
 
-    text = jax.jit(solves).lower(SQUARE[0, 0], SQUARE[0]).compile().as_text()
+    # few columns are one call of LAPACK
+    text = jax.jit(solves).lower(SQUARE[0, 0], SQUARE[0, :, :, :2]).compile().as_text()
     assert "while" not in text
-    assert "f64[5,15]" in text
+    assert "f64[5,6]" in text
+    # many none at all, since its threads would wait for XLA's: the rows one after the other
+    compiled = jax.jit(solves).lower(SQUARE[0, 0], SQUARE[0]).compile()
+    assert not re.search("lapack|triangular-solve", compiled.as_text())
+    assert "f64[5,15]" in compiled.as_text()
+    expected = jax.scipy.linalg.solve_triangular(SQUARE[0, 0], SQUARE[0])
+    np.testing.assert_allclose(compiled(SQUARE[0, 0], SQUARE[0]), expected, rtol=1e-12)
+
+
+@pytest.mark.parametrize("lower", [True, False])
+@pytest.mark.parametrize("n", [40, 300])
+def test_many_right_hand_sides_are_solved_for(n, lower):
+    a = jax.random.normal(KEY, (n, n)) / n + jnp.eye(n)
+    b = jax.random.normal(jax.random.key(1), (n, 50))
+    found = _linalg.solve_triangular(a, b, lower=lower)
+    np.testing.assert_allclose(
+        found, jax.scipy.linalg.solve_triangular(a, b, lower=lower), rtol=1e-11, atol=1e-13
+    )
 
 
 def test_known_factors_are_used():

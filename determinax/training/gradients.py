@@ -19,7 +19,7 @@ from jaxtyping import Array, Float, PRNGKeyArray
 from determinax import operators as ops
 from determinax._checks import require_key, whole_number
 from determinax._interrupts import heeded
-from determinax._objective import GradientKind, objective, product_with
+from determinax._objective import GradientKind, drawn, objective, product_with
 from determinax.flows import AbstractSphereMap, trainable
 from determinax.operators import NO_PRODUCTS, Products
 from determinax.proposals import Proposal
@@ -278,4 +278,5 @@ class Objective(eqx.Module):
     ) -> tuple[Float[Array, ""], Float[Array, " batch"]]:
         """Minus the mean log-weight, and the log-weights."""
         product = product_with(self.operator, self.transpose)
-        return objective(flow, key, self.batch_size, product, self.gradient)
+        z = drawn(flow, key, self.batch_size)
+        return objective(flow, z, product, self.gradient)

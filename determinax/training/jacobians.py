@@ -12,7 +12,7 @@ from jaxtyping import Array, Float, PRNGKeyArray
 
 from determinax._checks import whole_number
 from determinax._keys import stream
-from determinax._objective import objective
+from determinax._objective import drawn, objective
 from determinax.flows import AbstractSphereMap
 from determinax.jacobians import require_context
 from determinax.operators import OperatorError, Products
@@ -120,9 +120,8 @@ class JacobianObjective(eqx.Module):
             return jax.vmap(self._product, in_axes=-1, out_axes=-1)(x, points.astype(x.dtype))
 
         context = x if flow.context_size else None
-        value, log_w = objective(
-            flow, stream(key, "directions"), x.shape[1], product, self.gradient, context
-        )
+        z = drawn(flow, stream(key, "directions"), x.shape[1])
+        value, log_w = objective(flow, z, product, self.gradient, context)
         if self.num_directions > 1:
             groups = log_w.reshape(self.batch_size, self.num_directions)
             freedom = (1 - 1 / self.num_directions) ** 0.5  # of deviations from their own mean

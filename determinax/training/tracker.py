@@ -14,7 +14,7 @@ from determinax import operators as ops
 from determinax._checks import require_key, whole_number
 from determinax._diagnostics import EQUAL_WEIGHTS, Pooled
 from determinax._linalg import held, log_norm
-from determinax._objective import objective, product_with
+from determinax._objective import drawn, objective, product_with
 from determinax._states import log_mean_exp
 from determinax.estimate import Bound, Bounds, Estimate
 from determinax.flows import trainable
@@ -239,8 +239,12 @@ def _follow_by_gradients(operator, transpose, tracker: Tracker, key, num: int, c
     product = product_with(*held((operator, transpose, images)))
     optimiser = tracker.optimiser
     assert optimiser is not None
+
+    def loss(flow, key):
+        return objective(flow, drawn(flow, key, num), product, tracker.gradient, context)
+
     fitter = GradientFitter(
-        loss=lambda flow, key: objective(flow, key, num, product, tracker.gradient, context),
+        loss=loss,
         start=held(tracker.proposal.flow),
         optimiser=optimiser,
         tolerance=0.0,
