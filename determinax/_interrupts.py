@@ -55,6 +55,9 @@ def heeded() -> Iterator[None]:
     try:
         yield
         check()
+    except Exception:
+        check()  # who catches the error would never hear of it
+        raise
     finally:
         signal.signal(signal.SIGINT, previous)
         _heeding = _noted = False

@@ -11,6 +11,7 @@ from jaxtyping import Array, Float, PRNGKeyArray
 
 from determinax import _linalg, flows
 from determinax._checks import require_key
+from determinax._interrupts import heeded
 from determinax._keys import stream
 from determinax.operators import OperatorError
 from determinax.proposals import BlockProposals, Proposal
@@ -19,6 +20,7 @@ from determinax.proposals import BlockProposals, Proposal
 _POINTS = 32
 
 
+@heeded()
 def block_proposals(
     blocks: Sequence[Callable[[Float[Array, " n"]], Float[Array, " n"]]],
     sample_x: Callable[[PRNGKeyArray, int], Float[Array, "num n"]],

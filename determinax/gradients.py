@@ -12,6 +12,7 @@ from jaxtyping import Array, Int, PRNGKeyArray, PyTree
 from determinax import operators as ops
 from determinax._checks import require_key
 from determinax._diagnostics import Bar
+from determinax._interrupts import heeded
 from determinax._states import Fault, GradientSums, WeightSums, log_mean_exp
 from determinax.api import run
 from determinax.estimate import Estimate
@@ -65,6 +66,7 @@ class Gradient(eqx.Module):
         return Gradient(self.value, self.standard_error, estimate)
 
 
+@heeded()
 def log_abs_det_gradient(
     operator_of: Callable[[Any], Any],
     parameters: PyTree,

@@ -9,6 +9,7 @@ import lineax as lx
 from jaxtyping import Array, Float, PRNGKeyArray
 
 from determinax._checks import require_key, whole_number
+from determinax._interrupts import heeded
 from determinax._keys import stream
 from determinax.api import log_volume
 from determinax.estimate import Estimate
@@ -17,6 +18,7 @@ from determinax.operators import Traits
 from determinax.proposals import Proposal
 
 
+@heeded()
 def jacobian_log_abs_det(
     f: Callable[[Float[Array, " n"]], Float[Array, " m"]],
     x: Float[Array, " n"] | Float[Array, "batch n"],

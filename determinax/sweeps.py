@@ -12,6 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import PRNGKeyArray
 
+from determinax._interrupts import heeded
 from determinax._lines import as_line, sentence
 from determinax._workers import SetUp, Task, completed, given_or_own, prepare_process
 from determinax.estimate import Estimate
@@ -57,6 +58,7 @@ class Swept(NamedTuple):
         return as_line(self.name, found, self.error, self.seconds)
 
 
+@heeded()
 def sweep(
     operators: Iterable[Any] | Mapping[str, Any],
     method: AbstractMethod | None = None,

@@ -126,6 +126,7 @@ def density(
     )
 
 
+@heeded()
 def judge(
     proposal: AbstractProposal,
     held_out: Float[ArrayLike, "num n"],

@@ -9,6 +9,7 @@ from jaxtyping import ArrayLike, Bool, Float, PRNGKeyArray
 
 from determinax import sphere
 from determinax._checks import positive_number, require_key, whole_number
+from determinax._interrupts import heeded
 from determinax.proposals import AbstractProposal
 
 # mass beyond the one that was asked for: more than what rounding adds to a quantile
@@ -58,6 +59,7 @@ class Marginal(NamedTuple):
     standard_error: Float[np.ndarray, " bins"]
 
 
+@heeded()
 def region(
     proposal: AbstractProposal, mass: float = 0.9, *, key: PRNGKeyArray, num_samples: int = 10_000
 ) -> Region:
@@ -94,6 +96,7 @@ def region(
     return Region(float(mass), level, share, total * share, total * error, proposal, held)
 
 
+@heeded()
 def marginals(
     proposal: AbstractProposal, *, key: PRNGKeyArray, num_samples: int, num_bins: int
 ) -> dict[str, Marginal]:

@@ -18,6 +18,7 @@ from jaxtyping import Array, ArrayLike, Float, PRNGKeyArray
 
 from determinax import sphere
 from determinax._checks import real_numbers, require_key, whole_number
+from determinax._interrupts import heeded
 from determinax._keys import stream
 from determinax.proposals import AbstractProposal
 
@@ -32,6 +33,7 @@ class Uniformity(NamedTuple):
     energy: float
 
 
+@heeded()
 def uniformity(
     points: Float[ArrayLike, "num n"], *, key: PRNGKeyArray, num_simulations: int = 499
 ) -> Uniformity:
@@ -54,6 +56,7 @@ def uniformity(
     return Uniformity(*(float(p) for p in found))
 
 
+@heeded()
 def goodness_of_fit(
     proposal: AbstractProposal,
     points: Float[ArrayLike, "num n"],

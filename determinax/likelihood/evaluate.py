@@ -14,6 +14,7 @@ from jaxtyping import Array, Bool, Float, PRNGKeyArray
 
 from determinax import sphere
 from determinax._checks import positive_number, require_key, whole_number
+from determinax._interrupts import heeded
 from determinax._keys import stream
 from determinax._linalg import log_norm, lu_factor
 from determinax._states import sums_of, tail_and_batch
@@ -37,6 +38,7 @@ from determinax.surrogates import jacobian_surrogate, linearised
 _SIGNS, _SIGNS_UP_TO = 16, 1024
 
 
+@heeded()
 def log_likelihood(
     f: Any,
     g: Map | None,

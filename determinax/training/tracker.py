@@ -13,6 +13,7 @@ from determinax import _shell, flows, sphere
 from determinax import operators as ops
 from determinax._checks import require_key, whole_number
 from determinax._diagnostics import EQUAL_WEIGHTS, Pooled
+from determinax._interrupts import heeded
 from determinax._linalg import held, log_norm
 from determinax._objective import drawn, objective, product_with
 from determinax._states import log_mean_exp
@@ -124,6 +125,7 @@ class Tracker(eqx.Module):
         """Go on from what `fit_linear` or `fit` found."""
         return cls(fit.proposal, optimiser)
 
+    @heeded()
     def step(
         self,
         operator: Any,
