@@ -78,3 +78,25 @@ def test_the_shell_completes_methods():
         check=False,
     )
     assert (ended.returncode, ended.stdout.split()) == (0, list(Method))
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["demo"], "demo needs matplotlib: pip install 'determinax[paper]'"),
+        (["reproduce", "table1"], "reproduce needs matplotlib: pip install 'determinax[paper]'"),
+        (
+            ["density", "a.npy", "--seconds", "0", "--map", "map.png"],
+            "--map needs matplotlib: pip install 'determinax[plots]'",
+        ),
+    ],
+)
+def test_without_matplotlib_pictures_are_refused_before_the_work(words, said, tmp_path):
+    np.save(tmp_path / "a.npy", np.eye(3))
+    code = "import sys; sys.modules['matplotlib'] = None; from determinax.cli import main; main()"
+    command = [sys.executable, "-c", code, *words]
+    ended = subprocess.run(
+        command, cwd=tmp_path, capture_output=True, text=True, timeout=240, check=False
+    )
+    assert (ended.returncode, ended.stdout, ended.stderr) == (2, "", f"determinax: {said}\n")
+    assert [path.name for path in tmp_path.iterdir()] == ["a.npy"]

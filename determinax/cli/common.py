@@ -1,6 +1,7 @@
 """What the commands share: options, checks that need no JAX, and one sentence for what goes wrong."""
 
 import contextlib
+import importlib.util
 import os
 import pathlib
 import shlex
@@ -73,6 +74,15 @@ def require_apart(written: pathlib.Path | None, *read: pathlib.Path | None) -> N
     for path in filter(None, read):
         if path.exists() and written.samefile(path):
             raise ValueError(f"{written}: is read, and would be written over: name another file")
+
+
+# -- libraries --
+
+
+def require_matplotlib(what: str, extra: str) -> None:
+    """Refuse to begin what would end without its pictures."""
+    if importlib.util.find_spec("matplotlib") is None:
+        raise ValueError(f"{what} needs matplotlib: pip install 'determinax[{extra}]'")
 
 
 # -- JAX --

@@ -72,6 +72,8 @@ def density(
             raise ValueError(f"{save}: densities are saved as .safetensors")
         if map_to is not None and map_to.suffix.lower() not in _MAPS:
             raise ValueError(f"{map_to}: maps are {' '.join(_MAPS)}")
+        if map_to is not None:
+            common.require_matplotlib("--map", "plots")
         if not floor > 0:
             raise ValueError(f"--floor is a width above 0, in degrees, not {floor:g}")
         for path in (map_to, save):

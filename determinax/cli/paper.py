@@ -56,6 +56,7 @@ def reproduce(
     Stopped by Ctrl-C, it says how to go on.
     """
     with common.bad_input_exits():
+        common.require_matplotlib("reproduce", "paper")
         common.require_folder(out)
         with reporting() as report:
             common.set_up_jax(report)
@@ -76,6 +77,7 @@ def demo(
     Then a flow on the sphere is fitted to a density for a few seconds, and its picture saved.
     """
     with common.bad_input_exits():
+        common.require_matplotlib("demo", "paper")
         num_samples = whole_number(samples, "--samples")
         common.require_folder(out)
         with reporting() as report:
