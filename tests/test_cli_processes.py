@@ -92,7 +92,7 @@ def test_the_shell_completes_methods():
     ],
 )
 def test_without_matplotlib_pictures_are_refused_before_the_work(words, said, tmp_path):
-    np.save(tmp_path / "a.npy", np.eye(3))
+    np.save(tmp_path / "a.npy", np.tile(np.eye(3), (4, 1)))
     code = "import sys; sys.modules['matplotlib'] = None; from determinax.cli import main; main()"
     command = [sys.executable, "-c", code, *words]
     ended = subprocess.run(
