@@ -40,6 +40,13 @@ def positive_number(
     return number
 
 
+def counted(num: int, noun: str, *, be: bool = False) -> str:
+    """A number of things in words, such as "1 product"; with `be` also what follows: "2 products are"."""
+    is_one = num == 1
+    verb = (" is" if is_one else " are") if be else ""
+    return f"{num:,} {noun}{'' if is_one else 's'}{verb}"
+
+
 def real_numbers(values: Any, what: str) -> Any:
     """A NumPy array of floats; `what` says in the refusal what it should have been."""
     import numpy as np

@@ -11,7 +11,7 @@ import equinox as eqx
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
-from determinax._checks import not_finite
+from determinax._checks import counted, not_finite
 from determinax._states import Fault
 
 Status = Literal["exact", "ok", "warn", "unreliable"]
@@ -288,8 +288,8 @@ class Quadrature(AbstractDiagnostics):
             Finding(
                 THRESHOLDS["num_probes"].level(self.num_probes),
                 lambda: (
-                    f"{int(self.num_probes)} probes are too few for an error bar, to either side; "
-                    "take at least 20."
+                    f"{counted(int(self.num_probes), 'probe', be=True)} too few for an error bar, "
+                    "to either side; take at least 20."
                 ),
             ),
         ]
@@ -371,8 +371,8 @@ def _of_draws(num: Any, spread: Any, error: Any, bar: Any) -> list[Finding]:
         Finding(
             limits.level(num),
             lambda: (
-                f"{int(num)} independent draws are too few to judge the weights' tail, so the error "
-                "is unknown, to either side; take at least 100."
+                f"{counted(int(num), 'independent draw', be=True)} too few to judge the weights' tail, "
+                "so the error is unknown, to either side; take at least 100."
             ),
         ),
     ]

@@ -3,6 +3,8 @@
 import math
 from typing import Any
 
+from determinax._checks import counted
+
 NUMBERS = (
     "log_abs_det",
     "abs_det",
@@ -27,8 +29,8 @@ def cost_in_words(estimate: Any) -> str:
     """The products spent, beside those that would give A itself."""
     transposed = estimate.num_transposed
     also = f" ({transposed:,} transposed)" if transposed else ""
-    dense = _products(estimate.num_dense)
-    return f"{_products(int(estimate.num_matvecs))}{also}; {dense} would give A itself"
+    dense = counted(estimate.num_dense, "product")
+    return f"{counted(int(estimate.num_matvecs), 'product')}{also}; {dense} would give A itself"
 
 
 def lines(estimate: Any) -> list[str]:
@@ -71,10 +73,6 @@ def _bounds_line(estimate: Any, bound: Any) -> str:
 def certified(estimate: Any) -> Any:
     """The certificate at 95 %, where there is one."""
     return None if estimate.bounds.slack is None else estimate.certified_upper()
-
-
-def _products(num: int) -> str:
-    return "1 product" if num == 1 else f"{num:,} products"
 
 
 def plain(x: Any) -> float | None:

@@ -10,7 +10,7 @@ import lineax as lx
 from jaxtyping import Array, Int, PRNGKeyArray, PyTree
 
 from determinax import operators as ops
-from determinax._checks import require_key
+from determinax._checks import counted, require_key
 from determinax._diagnostics import Bar
 from determinax._interrupts import heeded
 from determinax._states import Fault, GradientSums, WeightSums, log_mean_exp
@@ -116,8 +116,8 @@ def log_abs_det_gradient(
     method.require(entered.operator, key)
     if isinstance(method, MonteCarlo) and method.is_one_frame(t):
         raise ValueError(
-            f"one frame of {method.groups(t).size} directions in {t.cols} dimensions does not tell its "
-            f'gradient\'s error: take directions="independent", or num_samples of {t.cols} or more'
+            f"one frame of {counted(method.groups(t).size, 'direction')} in {t.cols} dimensions does not "
+            f'tell its gradient\'s error: take directions="independent", or num_samples of {t.cols} or more'
         )
     return run(entered, _WithGradient(method, operator_of, parameters), key)
 

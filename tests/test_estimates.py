@@ -1,5 +1,7 @@
 """Every method against closed forms and against numpy.linalg.slogdet."""
 
+import re
+
 import jax
 import jax.numpy as jnp
 import lineax as lx
@@ -358,6 +360,18 @@ def test_auto_deflates_where_few_directions_carry_what_is_large():
 def test_one_product_and_no_sign_are_said_as_they_are():
     one = dx.log_abs_det(lambda x: 2 * x, dx.Auto(), example=np.zeros(1), key=KEY)
     assert "1 product gives A itself" in " ".join(one.reasons)
+    # a scaling is revealed by one
+    revealed = str(dx.log_abs_det(scipy.sparse.eye_array(6), dx.Probed(), key=KEY))
+    assert "1 product revealed" in revealed
+    few = str(dx.log_abs_det(np.eye(6), dx.MonteCarlo(1), key=KEY))
+    assert "1 product;" in few
+    assert "1 independent draw is too few" in few
+    assert "1 probe of" in str(dx.log_abs_det(np.eye(6), dx.Lanczos(1, 3), key=KEY))
+    assert "1 direction;" in dx.log_abs_det(np.eye(6), dx.Deflated(1), key=KEY).method
+    assert "within 1 product." in str(dx.log_abs_det(np.eye(60), dx.Auto(max_matvecs=1), key=KEY))
+    assert "1 step in" in str(dx.fit_linear(np.eye(6), key=KEY, block_size=1, max_matvecs=2))
+    for said in ("1 products", "1 directions", "1 draws", "1 samples"):
+        assert not re.search(rf"\b{said}", revealed + few)
     singular = dx.log_abs_det(np.ones((2, 2)), dx.Exact())
     assert "sign of the determinant: 0" in str(singular)
     assert "+0" not in str(singular)

@@ -8,6 +8,7 @@ import numpy as np
 
 from determinax import _spheres, _text
 from determinax._advice import next_step
+from determinax._checks import counted
 from determinax._diagnostics import THRESHOLDS
 from determinax._drawing import curves
 from determinax._drawing.globes import globes, script
@@ -175,7 +176,7 @@ def _no_trace(estimate: Any) -> str:
 def _training(fit: Any) -> str:
     history = fit.history
     steps = len(history["loss"])
-    words = f"{'1 step' if steps == 1 else f'{steps:,} steps'}, {fit.num_matvecs:,} products."
+    words = f"{counted(steps, 'step')}, {counted(fit.num_matvecs, 'product')}."
     figures = curves.curve(history["loss"], "loss, nats", history["finite"])
     if not fit.to_data and np.isfinite(history["spread"]).any():
         figures += curves.curve(history["spread"], "spread, nats", history["finite"])

@@ -9,6 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from determinax import _interrupts
+from determinax._checks import counted
 from determinax.cli import common
 from determinax.cli.common import Count
 from determinax.progress import Report, reporting
@@ -91,7 +92,7 @@ def density(
                 values = common.read(file, header, skip_rows, report)
             found = _fit(values, lonlat, map_to, save, seconds, floor, seed, report)
         if drop_missing:
-            rows = "1 row" if about["num_dropped"] == 1 else f"{about['num_dropped']:,} rows"
+            rows = counted(about["num_dropped"], "row")
             print(f"dropped: {rows} without a place", file=sys.stderr)
         print(json.dumps(about | found.to_dict(), indent=2) if as_json else found, flush=True)
 

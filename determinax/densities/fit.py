@@ -8,7 +8,7 @@ import numpy as np
 from jaxtyping import ArrayLike, Bool, Float, PRNGKeyArray
 
 from determinax import sphere
-from determinax._checks import positive_number, real_numbers, require_key, whole_number
+from determinax._checks import counted, positive_number, real_numbers, require_key, whole_number
 from determinax._interrupts import check, heeded
 from determinax._keys import stream
 from determinax.densities.result import Density
@@ -209,7 +209,7 @@ def _bumps(train, key, floor, part) -> list[_Part]:
     best = misses = 0
     for num in (num for num in BUMPS if 4 * num <= len(train)):
         q = fitted_bumps(train, num, key=key, floor=floor)
-        found.append(part(f"{num} bump{'' if num == 1 else 's'}", "bumps", q))
+        found.append(part(counted(num, "bump"), "bumps", q))
         if len(found) > 1 and is_better(found[-1].held_out, found[best].held_out, by=1.0):
             best, misses = len(found) - 1, 0
         else:

@@ -13,7 +13,7 @@ import lineax as lx
 from jaxtyping import Array, Float, Int, PRNGKeyArray
 
 from determinax import _checks, sphere
-from determinax._checks import require_key, whole_number
+from determinax._checks import counted, require_key, whole_number
 from determinax._diagnostics import (
     EQUAL_WEIGHTS,
     EQUAL_WEIGHTS_NATS,
@@ -143,8 +143,8 @@ class AbstractSampling(AbstractDrawing):
         num = self.plan(t).size * groups.size
         _checks.require_memory(
             t.copies * times * num * max(t.rows, t.cols) * jnp.dtype(t.dtype).itemsize,
-            f"{f'{times:,} times ' if times > 1 else ''}{num:,} directions in {t.cols:,} dimensions "
-            "and their products have to be in memory",
+            f"{f'{times:,} times ' if times > 1 else ''}{counted(num, 'direction')} in {t.cols:,} "
+            "dimensions and their products have to be in memory",
             "take independent directions" if groups.size > 1 else "lower chunk_size",
         )
 

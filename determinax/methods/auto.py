@@ -13,7 +13,7 @@ from jaxtyping import Array, PRNGKeyArray
 
 from determinax import _checks, _linalg, sphere
 from determinax import operators as ops
-from determinax._checks import require_key, whole_number
+from determinax._checks import counted, require_key, whole_number
 from determinax._keys import stream
 from determinax._linalg import log_norm
 from determinax._revealed import CHECKS, in_words
@@ -161,8 +161,8 @@ class Auto(AbstractSelector):
         if pilot < 4:
             # a good share of n directions is worth more exactly than as samples
             method = _deflated(t, budget) if 4 * budget > n else MonteCarlo(budget)
-            name = type(method).__name__
-            why = f"Auto chose {name}: {too_much}no pilot run within {budget:,} products."
+            name, products = type(method).__name__, counted(budget, "product")
+            why = f"Auto chose {name}: {too_much}no pilot run within {products}."
             return Selection(method, operator, why, timed)
         spread, condition, each = _pilot_figures(operator, stream(key, "pilot"), pilot)
         spent = timed + Products(pilot)
@@ -176,9 +176,9 @@ class Auto(AbstractSelector):
         method, why = self._choose(t, spread, condition, left)
         # the cost first: a progress bar has a line for this, and shows its beginning
         why = (
-            f"Auto chose {type(method).__name__}: {left:,} products, about "
+            f"Auto chose {type(method).__name__}: {counted(left, 'product')}, about "
             f"{lasting(t, method, each):.2g} s; {too_much}"
-            f"{_all(n)} would give A itself; in {pilot} pilot ones log-weights spread by "
+            f"{counted(n, 'product')} would give A itself; in {pilot} pilot ones log-weights spread by "
             f"{spread:.2g} nats, {why}."
         )
         return Selection(method, operator, why, spent)
@@ -271,8 +271,9 @@ def _exact(
     cost = in_words(reckoned, needed)
     if reckoned > seconds or needed > _checks.physical_memory():
         return cost
-    give = "give" if t.num_dense > 1 else "gives"
-    why = f"Auto chose Exact: {_all(t.num_dense)} {give} A itself, and {limit:,} were allowed; {cost}."
+    n = t.num_dense
+    give = "give" if n > 1 else "gives"
+    why = f"Auto chose Exact: {counted(n, 'product')} {give} A itself, and {limit:,} were allowed; {cost}."
     return Selection(Exact(), operator, why)
 
 
@@ -295,10 +296,6 @@ def lasting(t: Traits, method: AbstractMethod, each: float) -> float:
 
 def _frame_seconds(t: Traits, num: int) -> float:
     return 4 * t.cols * num**2 / _FRAME_RATE
-
-
-def _all(num: int) -> str:
-    return f"{num:,} products" if num > 1 else "1 product"
 
 
 def _timed(operator: lx.AbstractLinearOperator, enough: float) -> tuple[float, Products]:

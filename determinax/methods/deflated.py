@@ -10,7 +10,7 @@ import lineax as lx
 from jaxtyping import Array, Float, Int, PRNGKeyArray
 
 from determinax import _checks, _linalg, sphere
-from determinax._checks import require_key, whole_number
+from determinax._checks import counted, require_key, whole_number
 from determinax._diagnostics import Rounding
 from determinax._keys import stream
 from determinax._linalg import mm
@@ -231,7 +231,7 @@ class Deflated(AbstractMethod):
         return moved.replace(
             diagnostics=Rounding(condition) if of_rest else moved.diagnostics,
             cost=rest.cost + Products(k) + self._search(t),
-            method=f"deflated, {k:,} directions; {rest.method}",
+            method=f"deflated, {counted(k, 'direction')}; {rest.method}",
             num_dense=t.num_dense,
         )
 

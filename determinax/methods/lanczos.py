@@ -10,7 +10,7 @@ import matfree.decomp
 from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 
 from determinax import _checks, _linalg, sphere
-from determinax._checks import require_key, whole_number
+from determinax._checks import counted, require_key, whole_number
 from determinax._diagnostics import (
     ASYMMETRIC,
     NEGATIVE,
@@ -204,7 +204,7 @@ class Lanczos(AbstractDrawing):
             diagnostics=Quadrature(state.values.num, bias / error),
             cost=Products(steps + 1, jnp.zeros_like(steps) if t.sign else steps),
             fault=state.fault,
-            method=f"Lanczos, {self.num_probes} probes of depth {depth}",
+            method=f"Lanczos, {counted(self.num_probes, 'probe')} of depth {depth}",
             num_dense=t.num_dense,
         )
 

@@ -9,6 +9,7 @@ import lineax as lx
 from jaxtyping import Array, Float, Int, PRNGKeyArray
 
 from determinax import sphere
+from determinax._checks import counted
 from determinax._keys import stream
 from determinax._linalg import log_norm, mm
 from determinax._states import WeightSums, empty_sums, sums_of, tail_and_batch
@@ -171,7 +172,7 @@ class MonteCarlo(AbstractSampling):
             group_size=1,
             num_tail=len(state.sums.tail) - 1,
             is_linear=True,
-            name=f"Monte Carlo, {self.num_samples:,} directions of a frame",
+            name=f"Monte Carlo, {counted(self.num_samples, 'direction')} of a frame",
             cost=spent_on(state.sums, 1),
         )
         value, error = estimate.log_abs_det, estimate.standard_error

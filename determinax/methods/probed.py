@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import lineax as lx
 from jaxtyping import PRNGKeyArray
 
-from determinax._checks import require_key, whole_number
+from determinax._checks import counted, require_key, whole_number
 from determinax._diagnostics import Rounding
 from determinax._keys import stream
 from determinax._revealed import CHECKS, EPS, inverse, pattern_defect, require_band, reveal
@@ -90,7 +90,7 @@ class Probed(AbstractSelector):
         found = reveal(operator, self.pattern)
         t, own = traits(operator), Products(found.num_products + CHECKS)
         defect = pattern_defect(operator, found.matrix, stream(key, "pattern"))
-        names = f"{found.num_products} products"
+        names = counted(found.num_products, "product")
         if defect <= _ROUNDINGS * t.eps:
             exact = found.log_abs_det(seconds)
             if isinstance(exact, str):
@@ -108,11 +108,12 @@ class Probed(AbstractSelector):
                 f"{names} revealed A by its pattern, and {CHECKS} more agreed with what they found."
             )
         factor, error = inverse(found, stream(key, "defect"))
+        samples = counted(self.num_samples, "sample")
         why = (
             f"{names} revealed what the pattern has of A; A differs from it by {defect:.1e} of its "
-            f"size, which {self.num_samples:,} samples corrected."
+            f"size, which {samples} corrected."
         )
-        name = f"probed, {self.num_samples:,} samples"
+        name = f"probed, {samples}"
         method = MonteCarlo(self.num_samples)
         corrected = Preconditioned(factor, method, jnp.asarray(error), name)
         return Selection(corrected, operator, why, own)

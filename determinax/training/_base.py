@@ -12,6 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 
+from determinax._checks import counted
 from determinax._drawing.curves import curve
 from determinax._drawing.page import card
 from determinax.operators import Products
@@ -92,9 +93,9 @@ class Fit:
     def __repr__(self) -> str:
         steps = len(self.history["loss"])
         skipped = f", {self.num_skipped} steps undone" if self.num_skipped else ""
-        products = f", {self.num_matvecs:,} products" if self.num_matvecs else ""
+        products = f", {counted(self.num_matvecs, 'product')}" if self.num_matvecs else ""
         said = summary(self.history, -max(1, steps // 20), to_data=self.to_data)
-        return f"Fit({steps:,} steps in {self.seconds:.1f} s{products}, {said}{skipped})"
+        return f"Fit({counted(steps, 'step')} in {self.seconds:.1f} s{products}, {said}{skipped})"
 
 
 def summary(history: History, start: int, *, to_data: bool) -> str:
@@ -129,7 +130,7 @@ class FitInterrupted(KeyboardInterrupt):
     def __init__(self, fit: Fit):
         self.fit = fit
         done = len(fit.history["loss"])
-        steps = f"{done:,} step{'' if done == 1 else 's'}"
+        steps = counted(done, "step")
         super().__init__(f"interrupted after {steps}; what was trained is in the error's .fit")
 
 

@@ -17,7 +17,7 @@ from jax.sharding import Mesh
 from jaxtyping import Array, Float, PRNGKeyArray
 
 from determinax import operators as ops
-from determinax._checks import require_key, whole_number
+from determinax._checks import counted, require_key, whole_number
 from determinax._interrupts import heeded
 from determinax._objective import GradientKind, drawn, objective, product_with
 from determinax.flows import AbstractSphereMap, trainable
@@ -256,8 +256,8 @@ class GradientFitter(AbstractBatchFitter):
         """See `AbstractFitter`."""
         said = summary(history, -CHUNK, to_data=self.is_to_data)
         skipped = int(np.sum(np.logical_not(history["finite"])))
-        said += f", {products:,} products" if products else ""
-        return said + (f", {skipped} steps undone" if skipped else "")
+        said += f", {counted(products, 'product')}" if products else ""
+        return said + (f", {counted(skipped, 'step')} undone" if skipped else "")
 
     @property
     def to_data(self) -> bool:

@@ -13,7 +13,7 @@ from jaxtyping import Array, Float, PRNGKeyArray
 
 from determinax import _shell, flows
 from determinax import operators as ops
-from determinax._checks import require_key, whole_number
+from determinax._checks import counted, require_key, whole_number
 from determinax._diagnostics import THRESHOLDS
 from determinax._interrupts import heeded
 from determinax._keys import stream
@@ -212,8 +212,8 @@ def _plan(operator, transpose, block_size, max_matvecs, spent: Products) -> _Pla
     cost = k if transposed is None else 2 * k
     if budget < cost:
         raise ValueError(
-            f"one update costs {cost:,} products and {max(budget, 0):,} are left: raise max_matvecs, "
-            "or lower block_size"
+            f"one update costs {counted(cost, 'product')}, and the budget has {max(budget, 0):,} left: "
+            "raise max_matvecs, or lower block_size"
         )
     return _Plan(k, budget // cost, transposed)
 

@@ -11,7 +11,7 @@ from jaxtyping import Array, Float, Int, PRNGKeyArray
 
 from determinax import _shell, flows, sphere
 from determinax import operators as ops
-from determinax._checks import require_key, whole_number
+from determinax._checks import counted, require_key, whole_number
 from determinax._diagnostics import EQUAL_WEIGHTS, Pooled
 from determinax._interrupts import heeded
 from determinax._linalg import held, log_norm
@@ -272,7 +272,7 @@ def _estimate(operator, log_w, variance, freedom, products: Products) -> Estimat
         diagnostics=Pooled(freedom, jnp.sqrt(variance)),
         cost=products,
         bounds=Bounds(kl=kl, importance=Bound(value, error), slack=slack),
-        method=f"tracker, {num:,} directions a step",
+        method=f"tracker, {counted(num, 'direction')} a step",
         num_dense=t.num_dense,
     ).judged()
 
