@@ -75,12 +75,15 @@ def finish(
         partial = method.chunk(operator, prepared, key, jnp.asarray(plan.num_chunks), plan.rest)
         return method.merge(state, partial)
 
+    drawn = jnp.asarray(index, jnp.int32) * plan.size
     if plan.rest and bar.is_set:
         done = is_reached(method, operator, prepared, state, jnp.asarray(index), bar)
         state = jax.lax.cond(done, lambda state: state, last, state)
+        drawn += jnp.where(done, 0, plan.rest)
     elif plan.rest:
         state = last(state)
-    return method.summarise(operator, prepared, state).judged(bar)
+    result = method.summarise(operator, prepared, state).judged(bar)
+    return result.replace(drawn=drawn, num_planned=plan.total) if bar.is_set else result
 
 
 def run(

@@ -236,12 +236,6 @@ def _in_pieces(
     result = guarded(
         operator, _engine.compiled_finish, *run, prepared, reached[1], jnp.asarray(index), bar
     )
-    if stopped:
-        done, most = index * plan.size, plan.total
-        result = result.with_notes(
-            f"Stopped after {done:,} of {most:,} draws: the standard error had reached what was "
-            "asked for."
-        )
     return charged(result, Products(told.asked))
 
 

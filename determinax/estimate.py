@@ -19,6 +19,7 @@ from jaxtyping import Array, Float, Int
 from determinax import _text
 from determinax._bounds import Bound as Bound
 from determinax._bounds import Bounds as Bounds
+from determinax._checks import counted
 from determinax._diagnostics import (
     STATUSES,
     AbstractDiagnostics,
@@ -61,6 +62,7 @@ class Estimate(eqx.Module):
     - `code`: 0 exact, 1 ok, 2 warn, 3 unreliable: an integer array.
     - `sign`: of the determinant, 1 or -1, where a factorisation of a real operator knows it.
     - `bar`: the standard error that the caller is content with.
+    - `drawn`, `num_planned`: where there is a bar, the draws (or probes) that were taken, of how many.
     - `rounding`: of what was taken out before sampling, in nats; part of `standard_error`.
     - `trace`: how it came about, where `trace=True` asked for that.
     - `provenance`: with `trace=True`: key, operator, its digest, and versions.
@@ -81,11 +83,13 @@ class Estimate(eqx.Module):
     code: Int[Array, ""] | None = None
     sign: Float[Array, ""] | None = None
     bar: Bar = Bar()
+    drawn: Int[Array, ""] | None = None
     rounding: Float[Array, ""] | None = None
     trace: Trace | None = None
     provenance: tuple[tuple[str, str], ...] = eqx.field(static=True, default=())
     method: str = eqx.field(static=True, default="")
     num_dense: int = eqx.field(static=True, default=0)
+    num_planned: int = eqx.field(static=True, default=0)
     quantity: str = eqx.field(static=True, default="log|det|")
     notes: tuple[str, ...] = eqx.field(static=True, default=())
     allow_unreliable: bool = eqx.field(static=True, default=False)
@@ -121,6 +125,11 @@ class Estimate(eqx.Module):
         if self.rounding is not None:
             extra = rounding_finding(float(self.rounding))
             reasons += (extra.say(),) if extra.level > 1 else ()
+        if self.drawn is not None and int(self.drawn) < self.num_planned:
+            reasons += (
+                f"Stopped after {int(self.drawn):,} of {counted(self.num_planned, 'draw')}: the standard "
+                "error had reached what was asked for.",
+            )
         return reasons + self.notes
 
     @property

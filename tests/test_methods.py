@@ -319,9 +319,26 @@ def test_a_bar_stops_the_sampling_and_says_so():
     within = jax.jit(lambda a: dx.log_abs_det(a, method, key=KEY, tolerance=0.01))(A)
     assert within.log_abs_det == pytest.approx(float(e.log_abs_det), rel=1e-12)
     assert within.num_matvecs == e.num_matvecs
+    assert within.reasons[-1] == e.reasons[-1]
     all_of_them = dx.log_abs_det(A, dx.MonteCarlo(2000), key=KEY, tolerance=1e-9)
     assert all_of_them.num_matvecs == 2000
     assert all_of_them.status == "unreliable"
+    assert "Stopped" not in str(all_of_them)
+
+
+def test_a_bar_that_skips_the_last_odd_chunk_says_so():
+    method = dx.MonteCarlo(601, chunk_size=100)
+    error = float(dx.log_abs_det(A, dx.MonteCarlo(600, chunk_size=100), key=KEY).standard_error)
+    earlier = float(dx.log_abs_det(A, dx.MonteCarlo(500, chunk_size=100), key=KEY).standard_error)
+    assert error < earlier
+    said = "Stopped after 600 of 601 draws: the standard error had reached what was asked for."
+
+    def run(a):
+        return dx.log_abs_det(a, method, key=KEY, tolerance=error * (1 + 1e-9))
+
+    for found in (run(A), jax.jit(run)(A), jax.vmap(run)(A[None])[0]):
+        assert found.num_matvecs == 600
+        assert found.reasons[-1] == said
 
 
 def test_a_long_estimate_goes_on_where_it_was_killed(tmp_path, monkeypatch):
