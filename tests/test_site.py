@@ -94,6 +94,14 @@ def test_every_public_name_is_in_the_reference(site):
     assert all((site / place.split("#")[0]).exists() for place in places.values())
 
 
+def test_what_a_method_of_your_own_is_made_of_is_in_the_reference():
+    page = (ROOT / "docs" / "own_method.md").read_text()
+    (imported,) = re.findall(r"^from determinax\.methods import (.*)$", page, re.MULTILINE)
+    reference = (ROOT / "docs" / "api" / "methods.md").read_text().splitlines()
+    assert {f"::: determinax.methods.{name}" for name in imported.split(", ")} <= set(reference)
+    assert "fold_in(key, index)" not in page  # small numbers are the caller's
+
+
 def test_every_page_is_in_the_menu():
     menu = (ROOT / "mkdocs.yml").read_text().partition("\nnav:")[2]
     pages = {str(p.relative_to(ROOT / "docs")) for p in (ROOT / "docs").rglob("*.md")}

@@ -1,6 +1,7 @@
 """Methods: a configuration each, run by one engine; and what it takes to write one."""
 
 from determinax._diagnostics import AbstractDiagnostics, Finding, Plain
+from determinax._keys import stream
 from determinax.methods._base import (
     METHODS,
     AbstractMethod,
@@ -39,4 +40,5 @@ __all__ = [
     "estimate_from",
     "log_weights",
     "registered",
+    "stream",
 ]
