@@ -17,6 +17,7 @@ from determinax import files
 from determinax._keys import stream
 from determinax.cli import app, common
 from determinax.cli.estimate import Method
+from determinax.methods import METHODS
 
 
 @pytest.fixture(autouse=True)
@@ -182,6 +183,12 @@ def test_examples_keep_their_lines(command):
 
 
 @pytest.mark.slow  # `make demo` is the same
+def test_the_command_line_has_every_method_of_the_library():
+    # a page of the docs may have registered one of its own
+    ours = {name for name, cls in METHODS.items() if cls.__module__.startswith("determinax.")}
+    assert {str(method) for method in Method} == ours
+
+
 def test_demo_shows_all_seven_matrices_and_a_picture(tmp_path):
     result = run("demo", "--samples", "1000", "--out", tmp_path / "demo")
     assert result.exit_code == 0

@@ -174,7 +174,7 @@ METHODS: dict[str, type[AbstractMethod]] = {}
 
 
 def registered(name: str) -> Callable[[type[M]], type[M]]:
-    """Put a method into `METHODS`, which the command line and the tests go through."""
+    """Put a method into `METHODS`, which the tests go through; the command line knows this library's."""
 
     def register(cls: type[M]) -> type[M]:
         METHODS[name] = cls
