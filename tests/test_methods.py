@@ -54,13 +54,17 @@ def test_the_value_is_right_for_every_kind_and_a_second_call_compiles_nothing(
     assert again.log_abs_det == e.log_abs_det
 
 
-@pytest.mark.parametrize("name", rest_slow([n for n in CASES if n != "Probed"], FIRST))
+@pytest.mark.parametrize("name", rest_slow(CASES, FIRST))
 def test_complex_operators(name, compilations):
     a = near_isometry(N, 0.1) + 0.1j * near_isometry(N, 0.1, seed=5)
     if name.startswith("Variational"):
         method = dx.Variational(dx.Proposal(dx.flows.projective_linear(2 * N)), 300)
     else:
         method = CASES[name].make()
+    if name == "Probed":
+        with pytest.raises(dx.OperatorError, match="probing takes real operators only"):
+            dx.log_abs_det(a, method, key=KEY)
+        return
     e = dx.log_abs_det(a, method, key=KEY)
     first = len(compilations)
     again = dx.log_abs_det(a, method, key=KEY)
@@ -73,9 +77,15 @@ def test_complex_operators(name, compilations):
     assert e.num_matvecs_dense == N
 
 
-@pytest.mark.parametrize("name", rest_slow([n for n in CASES if n != "Probed"], FIRST))
+@pytest.mark.parametrize("name", rest_slow(CASES, FIRST))
 def test_tall_operators(name, compilations):
     tall, method = np.concatenate([A, 0.1 * near_isometry(N, seed=4)]), CASES[name].make()
+    if name == "Probed":
+        with pytest.raises(
+            dx.OperatorError, match="16x8: probing factorises square operators only"
+        ):
+            dx.log_volume(tall, method, key=KEY)
+        return
     e = dx.log_volume(tall, method, key=KEY)
     first = len(compilations)
     again = dx.log_volume(tall, method, key=KEY)
@@ -86,9 +96,7 @@ def test_tall_operators(name, compilations):
     assert abs(float(e.log_abs_det) - truth) < slack * float(e.standard_error) + 1e-9
 
 
-@pytest.mark.parametrize(
-    "name", rest_slow([n for n in CASES if n not in ("Probed", "Auto, few")], FIRST)
-)
+@pytest.mark.parametrize("name", rest_slow([n for n in CASES if n != "Auto, few"], FIRST))
 def test_convolutions(name, compilations):
     operator = dx.operators.convolution(
         np.array([[0.0, 0.1, 0.0], [-0.1, 1.5, 0.1], [0.0, 0.1, 0.0]]), (2, 4)
