@@ -21,8 +21,8 @@ import scipy.sparse.linalg
 from determinax.operators._callable import FlatLinearOperator
 from determinax.operators._complex import RealEmbedding
 from determinax.operators._fill import Plan, plan
-from determinax.operators._sparse import SparseLinearOperator
-from determinax.operators._traits import OperatorError, traits
+from determinax.operators._sparse import SparseLinearOperator, require_finite_entries
+from determinax.operators._traits import traits
 
 # how many times A's entries SuperLU reckons to have room for, in 32 bits
 _GUESS = 30
@@ -145,12 +145,7 @@ def _canonical(matrix: Any) -> Any:
     csr = csr.astype(np.complex128 if np.iscomplexobj(csr.data) else np.float64)
     csr.sum_duplicates()
     csr.eliminate_zeros()
-    if not np.all(np.isfinite(csr.data)):
-        k = int(np.argmin(np.isfinite(csr.data)))
-        row = int(np.searchsorted(csr.indptr, k, side="right")) - 1
-        raise OperatorError(
-            f"operator has a {csr.data[k]} at ({row}, {csr.indices[k]}): every entry must be finite"
-        )
+    require_finite_entries(csr)
     return csr
 
 

@@ -79,16 +79,22 @@ def _(array: Any, example: Any = None) -> Entered:
     csr.sum_duplicates()
     data = csr.data.astype(inexact_dtype(csr.dtype, "operator"))
     require_representable(csr.data, data.dtype, "operator")
-    if not np.all(np.isfinite(data)):
-        k = int(np.argmin(np.isfinite(data)))
-        row = int(np.searchsorted(csr.indptr, k, side="right")) - 1
-        raise OperatorError(
-            f"operator has a {data[k]} at ({row}, {csr.indices[k]}): every entry must be finite"
-        )
     notes = narrowing_note(csr.dtype, data.dtype)
     csr = scipy.sparse.csr_array((data, csr.indices, csr.indptr), shape=csr.shape)
+    require_finite_entries(csr)
     both = _to_bcsr(csr), _to_bcsr(scipy.sparse.csr_array(csr.T))
     return Entered(SparseLinearOperator(*both), notes=notes)
+
+
+def require_finite_entries(csr: Any) -> None:
+    """Name the first stored entry that is not finite."""
+    finite = np.isfinite(csr.data)
+    if not np.all(finite):
+        k = int(np.argmin(finite))
+        row = int(np.searchsorted(csr.indptr, k, side="right")) - 1
+        raise OperatorError(
+            f"operator has a {csr.data[k]} at ({row}, {csr.indices[k]}): every entry must be finite"
+        )
 
 
 def _to_bcsr(csr: Any) -> BCSR:
