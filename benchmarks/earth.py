@@ -182,6 +182,8 @@ def main() -> None:
                     with options.out.open("a") as file:
                         file.write(json.dumps(new) + "\n")
                     print(json.dumps({**place, **new["nll"], "s": new["cpu_seconds"]}), flush=True)
+            # programs of one set are of no use to the next, and a process may map so many files only
+            jax.clear_caches()
     print(table(rows))
 
 

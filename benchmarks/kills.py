@@ -1,8 +1,8 @@
 """Kills at random moments of `determinax fit --flow` and `determinax estimate`, for soak.py.
 
 A run is killed and started again until it ends, with everything compiled or, one time in five, with
-nothing. What ends must be what ends undisturbed, bit for bit: checkpoints, and the cache of compiled code,
-survive.
+nothing. Fits and estimates with --checkpoint go on where they were, the others begin anew. What ends must
+be what ends undisturbed, bit for bit: checkpoints, and the cache of compiled code, survive.
 """
 
 import collections
@@ -53,7 +53,7 @@ def environment(**more: str) -> dict[str, str]:
 FIT = ["fit", "a.npy", "--save", "q.safetensors", "--flow", "--steps", "6000"]
 FIT += ["--batch-size", "32", "--num-flows", "1"]
 ESTIMATES = (
-    ["estimate", "a.npy", "--method", "mc", "--samples", "1e7", "--json"],
+    ["estimate", "a.npy", "--method", "mc", "--samples", "1e7", "--checkpoint", "run.ck", "--json"],
     ["estimate", "a.npy", "--method", "slq", "--samples", "3e5", "--depth", "6", "--json"],
     ["estimate", "grid.npz", "--json"],
 )
@@ -109,7 +109,8 @@ class Kills:
         while True:
             truth, seconds = self.truth[" ".join(command)]
             is_last = not self._goes_on() or (command is not FIT and lives == LIVES)
-            resume = ["--resume"] if command is FIT and lives else []
+            goes_on = command is FIT or "--checkpoint" in command
+            resume = ["--resume"] if goes_on and lives else []
             cache = "cache" if is_last or rng.random() < 0.8 else f"cold-{name}-{lives}"
             process = self._start(place, command + resume, cache)
             how = list(CODES)[int(rng.integers(len(CODES)))]
