@@ -7,6 +7,7 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.core import Tracer
 from jaxtyping import Array, Float, PRNGKeyArray
 
 from determinax import _linalg, flows
@@ -137,6 +138,10 @@ def _through(block, x: Float[Array, "num n"]) -> tuple[Array, Array]:
 
 def _inverse(mean: Float[Array, "n n"], number: int) -> flows.Triangular:
     """The inverse up to a rotation on its right, which is no part of a density: L^-1 of J = QL."""
+    if isinstance(mean, Tracer):
+        raise TypeError(
+            "block_proposals looks at Jacobians: make the proposals outside of jit, and pass them in"
+        )
     if not np.isfinite(mean).all():
         raise OperatorError(
             f"the Jacobian of block {number} is not finite: look at what sample_x gives it"

@@ -103,3 +103,7 @@ def test_blocks_and_proposals_that_do_not_match_are_refused():
         dx.jacobian_surrogate(blocks[:1], points(), q, key=jax.random.key(0))
     with pytest.raises(ValueError, match="family is"):
         dx.block_proposals(blocks, lambda key, num: points(num), key=jax.random.key(0), family="x")
+    with pytest.raises(TypeError, match=r"outside of jit"):
+        jax.jit(lambda key: dx.block_proposals(blocks, lambda _, num: points(num), key=key).n)(
+            jax.random.key(0)
+        )
