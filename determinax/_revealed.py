@@ -6,6 +6,7 @@ it, and training starts from it.
 """
 
 import math
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import equinox as eqx
@@ -29,6 +30,23 @@ CHECKS = 2
 # from this rounding on, in nats, elimination in the band is tried as well
 _TRY_BAND = 1e-6
 EPS = float(np.finfo(np.float64).eps)
+# of probing, measured on one core, rather too much than too little: seconds to compile, and for an entry,
+# pattern and order of elimination included; multiply-adds a second in a convolution; bytes for an entry,
+# and how often a product of each colour is in memory
+_START_SECONDS, _ENTRY_SECONDS, _RATE = 0.5, 4e-7, 5e9
+_ENTRY_BYTES, _IMAGES = 110, 9
+
+
+class Probing(NamedTuple):
+    """What probing takes, known before it starts: products, entries, seconds and bytes."""
+
+    num_products: int
+    entries: int
+    seconds: float
+    bytes: int
+
+    def __str__(self) -> str:
+        return in_words(self.seconds, self.bytes)
 
 
 class Found(NamedTuple):
@@ -41,9 +59,15 @@ class Found(NamedTuple):
     cost: str
 
 
-def factorised(matrix: Any, *, memory: float, seconds: float = math.inf) -> Found | str:
+# what is told, before it starts, what a factorisation takes
+Tell = Callable[[str], Any]
+
+
+def factorised(
+    matrix: Any, *, memory: float, seconds: float = math.inf, tell: Tell | None = None
+) -> Found | str:
     """Factorise a square SciPy sparse array, or say what it would take."""
-    pivoted = _pivoted(matrix, memory, seconds)
+    pivoted = _pivoted(matrix, memory, seconds, tell)
     if isinstance(pivoted, Found) and pivoted.rounding < _TRY_BAND:
         return pivoted
     if np.iscomplexobj(matrix.data) or matrix.nnz == 0:
@@ -52,15 +76,17 @@ def factorised(matrix: Any, *, memory: float, seconds: float = math.inf) -> Foun
     needed, lasting = band_memory(n, below, above), band_seconds(n, below, above)
     if needed > memory or lasting > seconds:
         return pivoted
-    found = eliminate(matrix)
     cost = in_words(lasting, needed)
+    if tell:
+        tell(cost)
+    found = eliminate(matrix)
     banded = Found(found.log_abs_det, found.sign, found.rounding, "elimination in the band", cost)
     if isinstance(pivoted, str):
         return banded
     return banded if banded.rounding < pivoted.rounding else pivoted
 
 
-def _pivoted(matrix: Any, memory: float, seconds: float) -> Found | str:
+def _pivoted(matrix: Any, memory: float, seconds: float, tell: Tell | None) -> Found | str:
     for trial in (True, False):
         prepared = ops.prepare(matrix, trial=trial)
         cost = in_words(prepared.seconds, prepared.bytes)
@@ -68,6 +94,8 @@ def _pivoted(matrix: Any, memory: float, seconds: float) -> Found | str:
             return f"{cost}, and more entries than SuperLU can count"
         if prepared.bytes > memory or prepared.seconds > seconds:
             return cost
+        if tell:
+            tell(cost)
         found = ops.factorise(prepared)
         if found is not None:
             rounding = EPS * (found.condition + 4 * found.log_size)
@@ -78,8 +106,12 @@ def _pivoted(matrix: Any, memory: float, seconds: float) -> Found | str:
 def in_words(seconds: float, memory: float) -> str:
     """What something is reckoned to take."""
     shown = f"{seconds:.1f}" if seconds < 10 else f"{seconds:,.0f}"
-    size = f"{memory / 1e6:,.0f} MB" if memory < 1e9 else f"{memory / 1e9:,.1f} GB"
-    return f"about {shown} s and {size}"
+    return f"about {shown} s and {bytes_in_words(memory)}"
+
+
+def bytes_in_words(memory: float) -> str:
+    """In MB or GB."""
+    return f"{memory / 1e6:,.0f} MB" if memory < 1e9 else f"{memory / 1e9:,.1f} GB"
 
 
 class Revealed(NamedTuple):
@@ -90,10 +122,11 @@ class Revealed(NamedTuple):
     num_products: int
     dtype: Any
 
-    def log_abs_det(self, seconds: float = math.inf) -> Found | str:
+    def log_abs_det(self, seconds: float = math.inf, tell: Tell | None = None) -> Found | str:
         """Of R; or what finding it would take, where that is longer, or more than there is memory."""
         if self.circulant is None:
-            return factorised(self.matrix, memory=_checks.physical_memory(), seconds=seconds)
+            memory = _checks.physical_memory()
+            return factorised(self.matrix, memory=memory, seconds=seconds, tell=tell)
         return Found(*_by_frequencies(self.circulant), "by the FFT", "")
 
 
@@ -106,9 +139,40 @@ def reveal(operator: lx.AbstractLinearOperator, pattern: Any = None) -> Revealed
     m, n = operator.out_size(), operator.in_size()
     if m != n:
         raise OperatorError(f"operator is {m}x{n}: probing factorises square operators only")
+    need = probing(operator, pattern)
+    _checks.require_memory(
+        need.bytes,
+        f"Probed() needs {need.entries:,} entries of a pattern and {need.num_products:,} products",
+        "give a narrower pattern, or use Auto(max_matvecs=...), MonteCarlo or Lanczos",
+    )
     matrix, num_products = ops.probe(operator, _pattern_of(operator, pattern))
     circulant = _circulant(ops.untagged(operator), matrix) if is_circulant(operator) else None
     return Revealed(matrix, circulant, num_products, operator.in_structure().dtype)
+
+
+def probing(operator: lx.AbstractLinearOperator, pattern: Any = None) -> Probing:
+    """What `reveal` takes: of bands and of the kinds that have an outline, without their pattern."""
+    n, itemsize = operator.in_size(), operator.in_structure().dtype.itemsize
+    kind: Any = ops.untagged(operator)
+    found = None
+    if pattern is None:
+        found = ops.outline(kind)
+    elif not scipy.sparse.issparse(pattern):
+        found = ops.banded_outline(n, *_diagonals(pattern))
+    if found is None:
+        where = scipy.sparse.csr_array(_pattern_of(operator, pattern))
+        # a row's columns differ in colour: there are at least so many
+        found = ops.Outline(where.nnz, int(np.max(np.diff(where.indptr), initial=0)))
+    entries, colours = found
+    seconds = _START_SECONDS + _ENTRY_SECONDS * entries
+    needed = _ENTRY_BYTES * entries + _IMAGES * itemsize * n * colours
+    if isinstance(kind, ops.ConvolutionLinearOperator):
+        seconds += float(entries) * colours / _RATE
+    if is_circulant(operator):  # a matrix for each frequency, and its singular values
+        channels: int = kind.kernel.shape[0]
+        seconds += 25.0 * n * channels**2 / _RATE
+        needed += 48 * n * channels
+    return Probing(colours, entries, seconds, needed)
 
 
 def _by_frequencies(factor: flows.Circulant) -> tuple[float, None, float]:
@@ -177,13 +241,17 @@ def _pattern_of(operator: lx.AbstractLinearOperator, pattern: Any) -> Any:
         return pattern
     if scipy.sparse.issparse(pattern):
         return pattern
+    return ops.banded_pattern(operator.in_size(), *_diagonals(pattern))
+
+
+def _diagonals(pattern: Any) -> tuple[int, int]:
     try:
         below, above = (whole_number(size, "pattern", least=0) for size in pattern)
     except TypeError as error:
         raise ValueError(
             f"pattern is a SciPy sparse array or (below, above), not {pattern!r}"
         ) from error
-    return ops.banded_pattern(operator.in_size(), below, above)
+    return below, above
 
 
 def pattern_defect(operator: lx.AbstractLinearOperator, matrix: Any, key: PRNGKeyArray) -> float:

@@ -9,8 +9,11 @@ import scipy.sparse.linalg
 from registry import near_isometry
 
 import determinax as dx
+from determinax import _checks
+from determinax._revealed import CHECKS, Revealed
 from determinax.methods import Selection, auto
-from determinax.operators import NO_PRODUCTS, admit, traits
+from determinax.operators import NO_PRODUCTS, _convolution, admit, traits
+from determinax.progress import Report
 
 KEY = jax.random.key(0)
 
@@ -89,3 +92,59 @@ def test_the_frame_is_in_the_estimate(directions):
     assert (seconds > 30) == (directions == "frames")
     deflated = dx.Deflated(2000, dx.MonteCarlo(50))
     assert auto.lasting(t, deflated, 0.0) > 60
+
+
+def layer(channels, side, padding="zero"):
+    kernel = 0.02 * np.random.default_rng(0).normal(size=(channels, channels, 3, 3))
+    kernel[range(channels), range(channels), 1, 1] += 1
+    return dx.operators.convolution(kernel, (side, side), padding)
+
+
+@pytest.mark.parametrize(
+    ("method", "have", "padding"),
+    [
+        (dx.Auto(max_seconds=0.51), 2**40, "zero"),
+        (dx.Auto(max_seconds=0.51), 2**40, "circular"),
+        (dx.Auto(max_seconds=60), 10**6, "zero"),
+        (dx.Auto(max_matvecs=20), 2**40, "zero"),
+    ],
+)
+def test_a_pattern_that_is_too_large_is_never_built(method, have, padding, monkeypatch):
+    def build(*_, **__):
+        raise AssertionError
+
+    a = layer(3, 60, padding)
+    monkeypatch.setattr(_convolution, "banded_pattern", build)
+    monkeypatch.setattr(auto, "_DENSE_LIMIT", 1000)
+    monkeypatch.setattr(_checks, "physical_memory", lambda: have)
+    found = chosen(a, method)
+    assert not isinstance(found.method, dx.Probed)
+    entries = 9 * (178 if padding == "zero" else 180) ** 2
+    assert f"probing its {entries:,} entries would take" in (found.why or "")
+    assert "products, about" in (found.why or "")
+
+
+@pytest.mark.parametrize(
+    ("side", "padding", "num"), [(60, "zero", 9), (60, "circular", 9), (61, "circular", 16)]
+)
+def test_a_pattern_that_fits_is_probed_and_its_cost_is_said(side, padding, num, monkeypatch):
+    heard = []
+    report = Report(lambda *_: None, lambda *_: None, heard.append)
+    operator = admit(layer(1, side, padding)).operator
+    found = dx.Auto().select(operator, KEY, NO_PRODUCTS, report)
+    assert isinstance(found, dx.Estimate)
+    assert found.num_matvecs == num + CHECKS
+    said = f"Auto chose Probed: {num + CHECKS} products, about 0.5 s and "
+    assert said in found.reasons[-1]
+    assert "entries of a pattern, about 0.5 s and" in heard[0]
+    if padding == "zero":
+        assert f"factorising what {num} products revealed, about" in heard[1]
+        assert "its factors: about" in " ".join(found.reasons)
+
+
+def test_what_was_revealed_in_vain_is_counted(monkeypatch):
+    monkeypatch.setattr(Revealed, "log_abs_det", lambda *_: "about 99 s and 1 MB")
+    found = chosen(layer(1, 30), dx.Auto())
+    assert isinstance(found.method, dx.Exact)
+    assert found.spent.total >= 9 + CHECKS
+    assert "factors of what probing revealed would take about 99 s and 1 MB" in (found.why or "")

@@ -328,7 +328,7 @@ def test_auto_factorises_a_sparse_matrix_whatever_the_budget():
 
 def test_auto_probes_no_further_than_memory_goes(monkeypatch):
     operator = dx.operators.convolution(FILTER, (32, 32))
-    monkeypatch.setattr(_checks, "physical_memory", lambda: 2_000_000)
+    monkeypatch.setattr(_checks, "physical_memory", lambda: 2_300_000)
     e = dx.log_abs_det(operator, dx.Auto(100), key=KEY)
     assert "Auto chose Lanczos" in e.reasons[-1]
     with pytest.raises(ValueError, match="band of 1024x67"):

@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+import tracemalloc
 
 import jax
 import jax.numpy as jnp
@@ -14,6 +15,7 @@ from scipy.sparse.linalg import aslinearoperator
 
 import determinax as dx
 from determinax import _checks, flows, sphere
+from determinax._revealed import probing, reveal
 from determinax.methods._sampling import MOST_ENTRIES
 from determinax.methods.auto import _figures
 from determinax.operators import COPIES, traits
@@ -74,6 +76,10 @@ def estimate(method):
     return lambda operator: dx.log_abs_det(operator, method, key=KEY)
 
 
+def layer(channels, side):
+    return dx.operators.convolution(np.ones((channels, channels, 3, 3)), (side, side))
+
+
 REFUSED = {
     "Lanczos": (estimate(dx.Lanczos(1, 10**6)), "vectors of 10,000,000 numbers.*lower depth"),
     "full frames": (estimate(dx.MonteCarlo(10**7, "frames")), "take independent directions"),
@@ -85,6 +91,18 @@ REFUSED = {
         "36 arrays of 10,000,000x100",
     ),
     "exact": (estimate(dx.Exact()), "dense 10000000x10000000 array"),
+    "probed, a band": (
+        estimate(dx.Probed(pattern=(5000, 5000))),
+        "99,984,995,000 entries of a pattern and 10,001 products.*give a narrower pattern",
+    ),
+    "probed, a convolution": (
+        lambda a: dx.log_abs_det(layer(64, 400), dx.Probed(), key=KEY),
+        "entries of a pattern and 576 products",
+    ),
+    "a probed fit": (
+        lambda a: dx.fit_linear(layer(64, 400), key=KEY, structure="probe"),
+        "entries of a pattern and 576 products",
+    ),
     "fit_linear": (lambda a: dx.fit_linear(a, key=KEY), "four arrays of 10,000,000x10,000,000"),
     "a family": (
         lambda a: dx.fit_linear(a, key=KEY, structure=flows.Diagonal(10**7)),
@@ -177,6 +195,22 @@ def test_memory_of_the_updates_is_within_what_is_stated(k):
         lambda m, z: tracking_update(a, m, 0.0, z),
     ):
         assert numbers(update, square, frame) < 4 * n * n + 10 * n * k
+
+
+@pytest.mark.parametrize("make", [layer, lambda c, side: operator(c * side**2)])
+def test_memory_of_probing_is_within_what_is_stated(make):
+    """NumPy's and SciPy's, where the pattern and the entries are."""
+    a = make(6, 24)
+    band = None if make is layer else (25, 25)
+    stated = probing(a, band).bytes
+    reveal(a, band)  # compiled
+    tracemalloc.start()
+    found = reveal(a, band)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert found.matrix.nnz == probing(a, band).entries
+    assert found.num_products == probing(a, band).num_products
+    assert stated / 10 < peak < stated
 
 
 SPARSE = """

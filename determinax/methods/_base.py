@@ -86,6 +86,11 @@ class AbstractMethod(eqx.Module):
     def summarise(self, operator: lx.AbstractLinearOperator, prepared: Any, state: Any) -> Any:
         """The estimate from a state (or what has one, and a code)."""
 
+    def memory(self, traits: Traits) -> int:
+        """Bytes that a run is reckoned to need beside the operator; 0 where it says nothing."""
+        del traits
+        return 0
+
     def prepare(self, operator: lx.AbstractLinearOperator, key: PRNGKeyArray | None) -> Any:
         """What is done once, such as a factorisation. Never the operator: what comes out is copied."""
         del operator, key

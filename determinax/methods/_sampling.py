@@ -137,12 +137,18 @@ class AbstractSampling(AbstractDrawing):
         t = traits(operator)
         self.require_memory(t)
 
+    def memory(self, traits: Traits) -> int:
+        """See `AbstractMethod`: the directions of a chunk and their products."""
+        num = self.plan(traits).size * self.groups(traits).size
+        itemsize = jnp.dtype(traits.dtype).itemsize
+        return traits.copies * num * max(traits.rows, traits.cols) * itemsize
+
     def require_memory(self, t: Traits, times: int = 1) -> None:
         """Refuse directions that do not fit beside each other, in so many runs at a time."""
         groups = self.groups(t)
         num = self.plan(t).size * groups.size
         _checks.require_memory(
-            t.copies * times * num * max(t.rows, t.cols) * jnp.dtype(t.dtype).itemsize,
+            times * self.memory(t),
             f"{f'{times:,} times ' if times > 1 else ''}{counted(num, 'direction')} in {t.cols:,} "
             "dimensions and their products have to be in memory",
             "take independent directions" if groups.size > 1 else "lower chunk_size",

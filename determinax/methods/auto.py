@@ -8,7 +8,6 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import lineax as lx
-import numpy as np
 from jaxtyping import Array, PRNGKeyArray
 
 from determinax import _checks, _linalg, sphere
@@ -16,14 +15,14 @@ from determinax import operators as ops
 from determinax._checks import counted, require_key, whole_number
 from determinax._keys import stream
 from determinax._linalg import log_norm
-from determinax._revealed import CHECKS, in_words
+from determinax._revealed import CHECKS, bytes_in_words, in_words, probing
 from determinax.estimate import Estimate
 from determinax.methods._base import AbstractMethod, AbstractSelector, Selection, registered
 from determinax.methods.deflated import Deflated
 from determinax.methods.exact import Exact, dense_memory, dense_seconds, sparse_estimate
 from determinax.methods.lanczos import Lanczos
 from determinax.methods.monte_carlo import MonteCarlo
-from determinax.methods.probed import Probed
+from determinax.methods.probed import Probed, TooLong
 from determinax.operators import NO_PRODUCTS, Products, Traits, traits
 from determinax.progress import Report
 
@@ -71,7 +70,7 @@ class Auto(AbstractSelector):
     Sparse, diagonal and tridiagonal operators are known as they are: factorising them (`Exact`) spends
     no products, so that `max_matvecs` does not forbid it. What it takes in seconds and memory is
     known beforehand, and so is what it does not start. Where a convolution has entries is known, and
-    a few products reveal them all (`Probed`).
+    a few products reveal them all (`Probed`), where there is memory and time for the entries.
 
     It never fits a proposal: from scratch that costs more than the n products which reveal A. A
     proposal pays where it is used again, see `Variational` and `Tracker`.
@@ -122,7 +121,8 @@ class Auto(AbstractSelector):
         # where n products are allowed, an exact answer may take its time
         all_allowed = self.max_matvecs is not None and n <= self.max_matvecs
         seconds = math.inf if all_allowed else self.max_seconds
-        too_much, matrix = "", ops.sparse_matrix(operator)
+        too_much, left_out, lost = "", "", NO_PRODUCTS
+        matrix = ops.sparse_matrix(operator)
         if matrix is not None:
             if report:
                 report.working(f"factorising a sparse {n:,} x {n:,}")
@@ -136,18 +136,21 @@ class Auto(AbstractSelector):
         elif n > limit or t.has_pattern:
             allowed = (n if n <= limit else self._budget(t)) - spent.forward
             probed = self._probed(operator, key, allowed, report, seconds)
-            if probed is not None:
+            if not isinstance(probed, tuple) or isinstance(probed, Selection):
                 return probed
+            left_out, lost = probed
         timed = NO_PRODUCTS
-        if n <= limit and not too_much:
+        if n <= limit - lost.forward and not too_much:
             each, left = 0.0, seconds - dense_seconds(t)
             if not all_allowed and left > 0 and not is_explicit(operator):
                 each, timed = _timed(operator, left / n)
-            exact = _exact(operator, seconds, each, limit)
+            exact = _exact(operator, seconds, each, limit, left_out)
             if isinstance(exact, Selection):
-                return exact._replace(spent=timed)
+                return exact._replace(spent=lost + timed)
             too_much = f"all products, a dense matrix and its factors would take {exact}, "
-        return self._sampled(operator, require_key(key, "Auto"), spent, timed, too_much)
+        own = require_key(key, "Auto")
+        found = self._sampled(operator, own, spent + lost, timed, left_out + too_much)
+        return found._replace(spent=lost + found.spent)
 
     def _sampled(
         self, operator, key: PRNGKeyArray, spent: Products, timed: Products, too_much: str
@@ -177,7 +180,7 @@ class Auto(AbstractSelector):
         # the cost first: a progress bar has a line for this, and shows its beginning
         why = (
             f"Auto chose {type(method).__name__}: {counted(left, 'product')}, about "
-            f"{lasting(t, method, each):.2g} s; {too_much}"
+            f"{lasting(t, method, each):.2g} s and {bytes_in_words(method.memory(t))}; {too_much}"
             f"{counted(n, 'product')} would give A itself; in {pilot} pilot ones log-weights spread by "
             f"{spread:.2g} nats, {why}."
         )
@@ -202,21 +205,28 @@ class Auto(AbstractSelector):
 
     def _probed(
         self, operator, key, budget: int, report: Report | None, seconds: float
-    ) -> Selection | Estimate | None:
-        """What probing gives, where a pattern is known and what it takes can be afforded."""
+    ) -> Selection | Estimate | tuple[str, Products]:
+        """What probing gives where it can be afforded; else why it gives nothing, and what that took."""
         t = traits(operator)
         if key is None or t.rows != t.cols or not t.has_pattern or t.is_complex:
-            return None
-        needed = (
-            int(np.max(ops.colours(operator, ops.pattern(ops.untagged(operator))))) + 1 + CHECKS
-        )
-        if needed > budget:
-            return None
-        why = f"Auto chose Probed: {needed} products reveal and check what its pattern leaves open."
+            return "", NO_PRODUCTS
+        need = probing(operator)  # before a pattern is built
+        fits = need.seconds <= seconds and need.bytes <= _checks.physical_memory()
+        kind = ops.untagged(operator)
+        if fits and ops.outline(kind) is None:  # the pattern has to be looked at
+            colours = ops.colours(operator, ops.pattern(kind))
+            need = need._replace(num_products=int(max(colours)) + 1)
+        needed = need.num_products + CHECKS
+        cost = f"{needed:,} products, {need}"
+        if needed > budget or not fits:
+            return f"probing its {need.entries:,} entries would take {cost}, ", NO_PRODUCTS
+        why = f"Auto chose Probed: {cost}, reveal and check what its pattern leaves open."
         found = Probed().attempt(operator, key, report, seconds)
+        if isinstance(found, TooLong):
+            return f"factors of what probing revealed would take {found.cost}, ", found.spent
         if isinstance(found, Selection):
             return found._replace(why=f"{why} {found.why}")
-        return None if found is None else found.with_notes(why)
+        return found.with_notes(why)
 
     def _choose(
         self, t: Traits, spread: float, condition: float, left: int
@@ -262,7 +272,7 @@ def is_explicit(operator: lx.AbstractLinearOperator) -> bool:
 
 
 def _exact(
-    operator: lx.AbstractLinearOperator, seconds: float, each: float, limit: int
+    operator: lx.AbstractLinearOperator, seconds: float, each: float, limit: int, left_out: str = ""
 ) -> Selection | str:
     """All products and a dense factorisation, or what they would take where that is too much."""
     t = traits(operator)
@@ -271,9 +281,11 @@ def _exact(
     cost = in_words(reckoned, needed)
     if reckoned > seconds or needed > _checks.physical_memory():
         return cost
-    n = t.num_dense
-    give = "give" if n > 1 else "gives"
-    why = f"Auto chose Exact: {counted(n, 'product')} {give} A itself, and {limit:,} were allowed; {cost}."
+    give = "give" if t.num_dense > 1 else "gives"
+    why = (
+        f"Auto chose Exact: {left_out}{counted(t.num_dense, 'product')} {give} A itself, and {limit:,} "
+        f"were allowed; {cost}."
+    )
     return Selection(Exact(), operator, why)
 
 

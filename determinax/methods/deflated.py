@@ -137,10 +137,20 @@ class Deflated(AbstractMethod):
                 'one, give solve=, or take which="random"',
             )
 
-    def _require_memory(self, t: Traits) -> None:
+    def memory(self, traits: Traits) -> int:
+        """See `AbstractMethod`: the frame with its images, and what the rest takes."""
+        copies, size, k = self._arrays(traits)
+        own = copies * size * k * jnp.dtype(traits.dtype).itemsize
+        return own + self.method.memory(traits)
+
+    def _arrays(self, t: Traits) -> tuple[int, int, int]:
+        """How many, and how large."""
         k, size = min(self.num_directions, t.cols), max(t.rows, t.cols)
         searches = self._search(t).forward > 0 and k < t.cols
-        copies = _COPIES + _COPIES_A_BLOCK * _depth(t.cols, k) * searches
+        return _COPIES + _COPIES_A_BLOCK * _depth(t.cols, k) * searches, size, k
+
+    def _require_memory(self, t: Traits) -> None:
+        copies, size, k = self._arrays(t)
         _checks.require_memory(
             copies * size * k * jnp.dtype(t.dtype).itemsize,
             f"Deflated() needs {copies} arrays of {size:,}x{k:,}",

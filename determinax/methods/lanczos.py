@@ -124,13 +124,16 @@ class Lanczos(AbstractDrawing):
             )
         self._require_memory(traits(operator))
 
+    def memory(self, traits: Traits) -> int:
+        """See `AbstractMethod`: the bases of the probes in memory."""
+        size = self.plan(traits).size
+        bases = _COPIES * size * _basis_entries(traits, self._depth(traits))
+        return _itemsize() * (bases + size * (traits.cols + 2 * traits.rows))
+
     def _require_memory(self, t: Traits) -> None:
-        depth = self._depth(t)
-        bases = _COPIES * self.plan(t).size * _basis_entries(t, depth)
-        vectors = self.plan(t).size * (t.cols + 2 * t.rows)
         _checks.require_memory(
-            _itemsize() * (bases + vectors),
-            f"Lanczos needs {depth:,} vectors of {t.cols:,} numbers for a probe",
+            self.memory(t),
+            f"Lanczos needs {self._depth(t):,} vectors of {t.cols:,} numbers for a probe",
             "lower depth, or use MonteCarlo, which keeps none",
         )
 

@@ -1,7 +1,8 @@
 """Probing a known pattern: a few products give A, or nearly, and sampling corrects the rest."""
 
 import math
-from typing import Any
+import time
+from typing import Any, NamedTuple
 
 import equinox as eqx
 import jax.numpy as jnp
@@ -11,7 +12,16 @@ from jaxtyping import PRNGKeyArray
 from determinax._checks import counted, require_key, whole_number
 from determinax._diagnostics import Rounding
 from determinax._keys import stream
-from determinax._revealed import CHECKS, EPS, inverse, pattern_defect, require_band, reveal
+from determinax._revealed import (
+    CHECKS,
+    EPS,
+    Revealed,
+    inverse,
+    pattern_defect,
+    probing,
+    require_band,
+    reveal,
+)
 from determinax.estimate import Estimate
 from determinax.methods._base import AbstractSelector, Selection, registered
 from determinax.methods.monte_carlo import MonteCarlo
@@ -21,6 +31,14 @@ from determinax.progress import Report
 
 # by how many roundings fresh products may differ from what the pattern says
 _ROUNDINGS = 32
+
+
+class TooLong(NamedTuple):
+    """What was revealed, what factorising it would take, and what was spent to know that."""
+
+    found: Revealed
+    cost: str
+    spent: Products
 
 
 @registered("probed")
@@ -70,10 +88,11 @@ class Probed(AbstractSelector):
         """Reveal, factorise, check; and what corrects it, if need be."""
         del spent
         found = self.attempt(operator, key, report)
-        if found is None:
-            require_band(reveal(operator, self.pattern).matrix)
+        if isinstance(found, TooLong):
+            require_band(found.found.matrix)
             raise ValueError(
-                "Probed() would need more memory than this machine has: use MonteCarlo"
+                f"what Probed() revealed would take {found.cost} to factorise: more memory than this "
+                "machine has; use MonteCarlo or Lanczos"
             )
         return found
 
@@ -83,18 +102,26 @@ class Probed(AbstractSelector):
         key: PRNGKeyArray | None,
         report: Report | None,
         seconds: float = math.inf,
-    ) -> Selection | Estimate | None:
-        """As `select`; None where a factorisation would take longer than that, or too much memory."""
+    ) -> Selection | Estimate | TooLong:
+        """As `select`; `TooLong` where all would take more than the seconds, or too much memory."""
+        began = time.perf_counter()
         if report:
-            report.working("probing the pattern, and factorising")
+            need = probing(operator, self.pattern)
+            report.working(f"probing {need.entries:,} entries of a pattern, {need}")
         found = reveal(operator, self.pattern)
         t, own = traits(operator), Products(found.num_products + CHECKS)
         defect = pattern_defect(operator, found.matrix, stream(key, "pattern"))
         names = counted(found.num_products, "product")
         if defect <= _ROUNDINGS * t.eps:
-            exact = found.log_abs_det(seconds)
+
+            def tell(cost: str) -> None:
+                if report:
+                    report.working(f"factorising what {names} revealed, {cost}")
+
+            exact = found.log_abs_det(seconds - (time.perf_counter() - began), tell)
             if isinstance(exact, str):
-                return None
+                return TooLong(found, exact, own)
+            factors = f"; its factors: {exact.cost}" if exact.cost else ""
             rounding = t.eps / EPS * exact.rounding  # entries that float32 gave carry its rounding
             return Estimate(
                 log_abs_det=jnp.asarray(exact.log_abs_det),
@@ -105,7 +132,8 @@ class Probed(AbstractSelector):
                 method=f"probed, {exact.how}",
                 num_dense=t.num_dense,
             ).with_notes(
-                f"{names} revealed A by its pattern, and {CHECKS} more agreed with what they found."
+                f"{names} revealed A by its pattern, and {CHECKS} more agreed with what they found"
+                f"{factors}."
             )
         factor, error = inverse(found, stream(key, "defect"))
         samples = counted(self.num_samples, "sample")

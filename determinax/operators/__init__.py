@@ -23,7 +23,15 @@ from determinax.operators._door import Admitted, admit, as_operator, is_compilin
 from determinax.operators._factorise import Prepared, factorise, prepare, sparse_matrix
 from determinax.operators._host import HostLinearOperator
 from determinax.operators._layout import neutral, num_parts, on_auto_meshes, on_one_device
-from determinax.operators._probing import banded_pattern, colour, colours, probe
+from determinax.operators._probing import (
+    Outline,
+    banded_outline,
+    banded_pattern,
+    colour,
+    colours,
+    outline,
+    probe,
+)
 from determinax.operators._sparse import SparseLinearOperator
 from determinax.operators._traits import (
     COPIES,
@@ -58,6 +66,7 @@ __all__ = [
     "HostCalls",
     "HostLinearOperator",
     "OperatorError",
+    "Outline",
     "PreconditionedLinearOperator",
     "Prepared",
     "Products",
@@ -69,6 +78,7 @@ __all__ = [
     "TransposedLinearOperator",
     "admit",
     "as_operator",
+    "banded_outline",
     "banded_pattern",
     "colour",
     "colours",
@@ -83,6 +93,7 @@ __all__ = [
     "num_parts",
     "on_auto_meshes",
     "on_one_device",
+    "outline",
     "own_kind",
     "pattern",
     "prepare",

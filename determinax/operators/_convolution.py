@@ -12,7 +12,14 @@ from jaxtyping import Array, Inexact
 
 from determinax.operators._callable import TransposedLinearOperator
 from determinax.operators._door import inexact, require_finite
-from determinax.operators._probing import banded_pattern, turns
+from determinax.operators._probing import (
+    Outline,
+    banded_outline,
+    banded_pattern,
+    outline,
+    round_turns,
+    turns,
+)
 from determinax.operators._traits import AbstractOwnOperator, OperatorError, own_kind, pattern
 
 Padding = Literal["zero", "circular"]
@@ -58,20 +65,38 @@ class ConvolutionLinearOperator(AbstractOwnOperator):
 def _(operator: ConvolutionLinearOperator) -> Any:
     """Each pixel of each channel sees the window around it, in all channels."""
     found = np.ones((1, 1))
-    for size, window in zip(operator.image_shape, operator.kernel.shape[2:], strict=True):
-        # even windows reach one further to the right, as the operator does
-        reach = (window - 1) // 2, window // 2
-        axis = banded_pattern(size, *reach, circular=operator.padding == "circular")
-        found = scipy.sparse.kron(found, axis)
-    return scipy.sparse.csr_array(scipy.sparse.kron(np.ones(operator.kernel.shape[:2]), found))
+    for axis in _axes(operator):
+        band = banded_pattern(*axis, circular=operator.padding == "circular")
+        found = scipy.sparse.kron(found, band, format="csr")  # else small images store their zeros
+    channels = np.ones(operator.kernel.shape[:2])
+    return scipy.sparse.csr_array(scipy.sparse.kron(channels, found, format="csr"))
+
+
+@outline.register(ConvolutionLinearOperator)
+def _(operator: ConvolutionLinearOperator) -> Outline:
+    entries, colours = math.prod(operator.kernel.shape[:2]), operator.kernel.shape[1]
+    for axis in _axes(operator):
+        band = banded_outline(*axis, circular=operator.padding == "circular")
+        entries, colours = entries * band.entries, colours * band.colours
+    return Outline(entries, colours)
+
+
+def _axes(operator: ConvolutionLinearOperator) -> list[tuple[int, int, int]]:
+    """Of each of the image's: its size, and how far the window reaches to either side."""
+    # even windows reach one further to the right, as the operator does
+    windows = zip(operator.image_shape, operator.kernel.shape[2:], strict=True)
+    return [(size, (window - 1) // 2, window // 2) for size, window in windows]
 
 
 @turns.register(ConvolutionLinearOperator)
 def _(operator: ConvolutionLinearOperator) -> np.ndarray:
-    """Pixels take turns in each direction of the window: not where a circular image is no multiple."""
+    """Pixels take turns in each direction of the window, around a circular image in blocks."""
     found = np.arange(operator.kernel.shape[1])
-    for size, width in zip(operator.image_shape, operator.kernel.shape[2:], strict=True):
-        found = found[..., None] * width + np.arange(size) % width
+    for size, below, above in _axes(operator):
+        width = min(below, size - 1) + 1 + min(above, size - 1)
+        circular = operator.padding == "circular"
+        axis = round_turns(size, width) if circular else np.arange(size) % width
+        found = found[..., None] * (int(np.max(axis)) + 1) + axis
     return found.ravel()
 
 

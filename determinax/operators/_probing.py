@@ -8,7 +8,7 @@ References: Curtis, Powell and Reid (1974), "On the estimation of sparse Jacobia
 """
 
 import functools
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax.numpy as jnp
 import lineax as lx
@@ -32,6 +32,38 @@ def banded_pattern(
     kept = np.full(len(rows), True) if circular else (others >= 0) & (others < n)
     places = rows[kept], others[kept] % n
     return scipy.sparse.csr_array((np.ones(len(places[0])), places), shape=(n, n))
+
+
+class Outline(NamedTuple):
+    """How large a pattern is, and how many products reveal it, known before it is built."""
+
+    entries: int
+    colours: int
+
+
+@functools.singledispatch
+def outline(operator: Any) -> Outline | None:
+    """By arithmetic on the operator's shape; None where only the pattern itself tells."""
+    del operator
+
+
+def banded_outline(n: int, below: int, above: int, *, circular: bool = False) -> Outline:
+    """Of `banded_pattern`."""
+    below, above = min(below, n - 1), min(above, n - 1)
+    width = below + 1 + above
+    if circular:
+        return Outline(n * width, int(np.max(round_turns(n, width))) + 1)
+    cut = below * (below + 1) // 2 + above * (above + 1) // 2
+    return Outline(n * width - cut, min(n, width))
+
+
+def round_turns(n: int, width: int) -> np.ndarray:
+    """Numbers around a circle of n, as few as can be, that come again after `width` or more places.
+
+    As many blocks as fit, of sizes that differ by one at most, each numbered from 0.
+    """
+    starts = np.arange(n // width) * n // (n // width)
+    return np.arange(n) - np.repeat(starts, np.diff(np.append(starts, n)))
 
 
 def colour(pattern: Any) -> np.ndarray:
@@ -65,8 +97,11 @@ def colours(operator: lx.AbstractLinearOperator, where: Any) -> np.ndarray:
     """As `colour`, by the kind's own suggestion where that tells all entries of the pattern apart."""
     found = turns(untagged(operator))
     if found is not None:
-        coo = scipy.sparse.coo_array(where)
-        if len(np.unique(coo.row * (int(np.max(found)) + 1) + found[coo.col])) == coo.nnz:
+        coo: Any = scipy.sparse.coo_array(where)
+        num = int(np.max(found)) + 1
+        seen = np.zeros(coo.shape[0] * num, bool)
+        seen[coo.row * np.int64(num) + found[coo.col]] = True
+        if np.count_nonzero(seen) == coo.nnz:
             return found
     return colour(where)
 
@@ -94,6 +129,17 @@ def probe(operator: lx.AbstractLinearOperator, where: Any) -> tuple[scipy.sparse
     coo = pattern.tocoo()
     entries = images[coo.row, colour_of[coo.col]]
     return scipy.sparse.csr_array((entries, (coo.row, coo.col)), shape=shape), num
+
+
+@outline.register(lx.IdentityLinearOperator)
+@outline.register(lx.DiagonalLinearOperator)
+def _(operator: lx.AbstractLinearOperator) -> Outline:
+    return banded_outline(operator.in_size(), 0, 0)
+
+
+@outline.register(lx.TridiagonalLinearOperator)
+def _(operator: lx.AbstractLinearOperator) -> Outline:
+    return banded_outline(operator.in_size(), 1, 1)
 
 
 @pattern.register(lx.IdentityLinearOperator)
