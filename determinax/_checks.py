@@ -112,6 +112,17 @@ def require_folder(folder: pathlib.Path, *, make: bool = True) -> None:
         raise ValueError(f"{folder}: nothing can be written there: {reason(error)}") from error
 
 
+def cache_folder() -> pathlib.Path | None:
+    """Where compiled code is kept; None where no folder can be had."""
+    try:
+        home = os.environ.get("XDG_CACHE_HOME") or pathlib.Path.home() / ".cache"
+        folder = pathlib.Path(home) / "determinax"
+        require_folder(folder)
+    except (ValueError, RuntimeError):  # read-only, or nobody's home
+        return None
+    return folder
+
+
 def reason(error: OSError) -> str:
     """What the system says, without its number."""
     return (error.strerror or str(error)).lower()

@@ -8,10 +8,13 @@ import concurrent.futures as cf
 import contextlib
 import ctypes
 import functools
+import importlib.util
 import multiprocessing
 import os
+import pickle
 import queue
 import signal
+import socket
 import sys
 import threading
 import warnings
@@ -27,20 +30,80 @@ _OUTSTANDING = 256
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD, _LARGE = -1, -3, 2**25
 
 
+def _here() -> tuple[str, int]:
+    return socket.gethostname(), os.getpid()
+
+
 class SetUp(NamedTuple):
-    """How a worker computes: its threads, with 64 bits or not, and where compiled code is kept."""
+    """How a worker computes: its threads, with 64 bits or not, where compiled code is kept; whose it is."""
 
     num_threads: int | None = 1
     x64: bool = True
     cache: str | None = None
+    owner: tuple[str, int] = ("", 0)
+
+
+def set_up_from_here(x64: bool, cache: Any) -> SetUp:
+    """One thread a worker, and in this process, as an executor of threads has it, what is there already."""
+    return SetUp(1, x64, None if cache is None else str(cache), _here())
 
 
 class Task(NamedTuple):
-    """What is to be computed, `run(*args)`, under which name."""
+    """What is to be computed, `run(*args)`, under which name, in a process that is set up how."""
 
     name: str
     run: Callable
     args: tuple[Any, ...]
+    set_up: SetUp | None = None
+
+
+class _Call:
+    """A task on its way: a process that it is sent to sees what it holds only once that is set up.
+
+    To unpickle an operator or a method imports JAX, after which it is too late for the number of threads.
+    """
+
+    def __init__(self, task: Task):
+        self._task = task
+
+    def __call__(self) -> Any:
+        run, args, set_up = self._task.run, self._task.args, self._task.set_up
+        if set_up is not None:
+            prepare_process(set_up)
+        return run(*args)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _Sealed, (self._task.set_up, _pickled((self._task.run, self._task.args)))
+
+
+class _Sealed:
+    """What arrives of a `_Call`."""
+
+    def __init__(self, set_up: SetUp | None, content: bytes):
+        self._set_up, self._content = set_up, content
+
+    def __call__(self) -> Any:
+        if self._set_up is not None:
+            prepare_process(self._set_up)
+        run, args = pickle.loads(self._content)
+        return run(*args)
+
+
+def _pickled(content: Any) -> bytes:
+    """As Dask does it: what cannot be named elsewhere goes as it is, where cloudpickle is installed."""
+    try:
+        plain = pickle.dumps(content, protocol=5)
+        if b"__main__" not in plain:
+            return plain
+    except (pickle.PicklingError, AttributeError, TypeError):
+        if importlib.util.find_spec("cloudpickle") is None:
+            raise
+    else:
+        if importlib.util.find_spec("cloudpickle") is None:
+            return plain
+    import cloudpickle  # pyright: ignore[reportMissingImports]
+
+    return cloudpickle.dumps(content, protocol=5)
 
 
 class Lost(RuntimeError):
@@ -114,6 +177,8 @@ def _begin(set_up: SetUp) -> None:
 @functools.cache  # once in a process
 def prepare_process(set_up: SetUp) -> None:
     """Threads, memory and JAX as a worker should have them, in a process of ours or of a cluster."""
+    if set_up.owner == _here():
+        return
     if set_up.num_threads is not None and "jax" not in sys.modules:
         for name in ("NPROC", "OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
             os.environ[name] = str(set_up.num_threads)
@@ -187,16 +252,16 @@ def _next(coming: Iterator[Task], again: deque[tuple[Task, int]]) -> tuple[Task,
 def _submitted(executor: cf.Executor, task: Task, attempt: int) -> cf.Future:
     try:
         # the attempt makes it another task for Dask, which else remembers how the last one ended
-        return executor.submit(_attempted, attempt, task.run, *task.args)
+        return executor.submit(_attempted, attempt, _Call(task))
     except cf.BrokenExecutor as error:
         raise RuntimeError(
             "the executor has lost a worker and takes no more tasks: go on with a new one"
         ) from error
 
 
-def _attempted(attempt: int, run: Callable, *args: Any) -> Any:
+def _attempted(attempt: int, call: Callable[[], Any]) -> Any:
     del attempt
-    return run(*args)
+    return call()
 
 
 def _result(future: cf.Future) -> Any:

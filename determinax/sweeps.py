@@ -12,9 +12,10 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import PRNGKeyArray
 
+from determinax._checks import cache_folder
 from determinax._interrupts import heeded
 from determinax._lines import as_line, sentence
-from determinax._workers import SetUp, Task, completed, given_or_own, prepare_process
+from determinax._workers import Task, completed, given_or_own, set_up_from_here
 from determinax.estimate import Estimate
 from determinax.methods import AbstractMethod
 from determinax.progress import reporting
@@ -82,6 +83,7 @@ def sweep(
     - `executor`: any `concurrent.futures.Executor`: Dask's `Client.get_executor()`, mpi4py's
         `MPIPoolExecutor`. None: `num_workers` spawned processes, one for each core by default, with one
         thread each. A script that calls this needs `if __name__ == "__main__":`, as for `multiprocessing`.
+        They share what they compile, in the folder that JAX is told, or else in that of the command line.
     - `volume`: `log_volume` in place of `log_abs_det`.
 
     What fails is a `Swept` with an `error`, and the others go on. A worker that is killed loses nothing:
@@ -97,9 +99,11 @@ def sweep(
     named = _named(operators)
     keys = _keys(key, len(named))
     config: Any = jax.config  # whose attributes no type checker knows
-    set_up = SetUp(1, config.jax_enable_x64, config.jax_compilation_cache_dir)
+    # as the command line has it
+    cache = config.jax_compilation_cache_dir or cache_folder()
+    set_up = set_up_from_here(config.jax_enable_x64, cache)
     tasks = [
-        Task(str(at), _estimated, (operator, method, own, volume, options, set_up))
+        Task(str(at), _estimated, (operator, method, own, volume, options), set_up)
         for at, ((_, operator), own) in enumerate(zip(named, keys, strict=True))
     ]
     found: dict[int, Swept] = {}  # by position: two may have one name
@@ -144,10 +148,9 @@ def _keys(key: Any, num: int) -> list[Any]:
 
 
 def _estimated(
-    operator: Any, method: Any, key: Any, volume: bool, options: dict[str, Any], set_up: SetUp
+    operator: Any, method: Any, key: Any, volume: bool, options: dict[str, Any]
 ) -> tuple[Estimate | None, str | None, float]:
     """In a worker: the estimate or a sentence, and the seconds it took."""
-    prepare_process(set_up)
     from determinax import api, files
 
     began = time.perf_counter()

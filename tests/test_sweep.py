@@ -2,9 +2,12 @@
 
 import concurrent.futures as cf
 import json
+import multiprocessing
 import os
+import pickle
 import signal
 import time
+from typing import Any
 
 import jax
 import numpy as np
@@ -122,6 +125,51 @@ def test_keys_of_their_own_are_independent():
         dx.sweep([a], dx.MonteCarlo(100), key=keys)
     with pytest.raises(TypeError, match="operators is a list or a mapping of operators or files"):
         dx.sweep("a.npy", dx.Exact())
+
+
+@pytest.fixture
+def no_cache(monkeypatch, tmp_path):
+    """No compilation cache is configured, and where ours goes."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    for name in ("NPROC", "JAX_COMPILATION_CACHE_DIR", "JAX_ENABLE_COMPILATION_CACHE"):
+        monkeypatch.delenv(name, raising=False)
+    before: Any = jax.config
+    before = before.jax_compilation_cache_dir
+    jax.config.update("jax_compilation_cache_dir", None)
+    yield tmp_path / "determinax"
+    jax.config.update("jax_compilation_cache_dir", before)
+
+
+def _settings():
+    import jax
+
+    return os.environ.get("NPROC"), jax.config.jax_compilation_cache_dir
+
+
+def test_processes_of_others_are_set_up_before_jax_starts(no_cache):
+    """A dense operator and a method are unpickled by modules that import it."""
+    operators, method = [jax.numpy.asarray(near_isometry(5))], dx.MonteCarlo(200)
+    context = multiprocessing.get_context("spawn")
+    with cf.ProcessPoolExecutor(1, context) as executor:
+        (one,) = dx.sweep(operators, method, key=jax.random.key(0), executor=executor)
+        threads, cache = executor.submit(_settings).result()
+    assert threads == "1"
+    assert cache == str(no_cache)
+    assert float(one) == float(dx.log_abs_det(operators[0], method, key=jax.random.key(0)))
+    assert list(no_cache.iterdir())
+
+
+def test_threads_of_this_process_leave_its_settings_alone(no_cache):
+    with cf.ThreadPoolExecutor(1) as executor:
+        (one,) = dx.sweep([lambda x: 2 * x], example=np.zeros(3), executor=executor)
+    assert abs(float(one) - 3 * np.log(2)) < 1e-12
+    assert _settings() == (None, None)
+
+
+def test_a_task_that_only_cloudpickle_can_send_is_sent():
+    pytest.importorskip("cloudpickle")
+    call = pickle.loads(pickle.dumps(_workers._Call(Task("a", lambda x: x + 1, (2,)))))
+    assert call() == 3
 
 
 def lines_in(path):

@@ -2,7 +2,6 @@
 
 import contextlib
 import importlib.util
-import os
 import pathlib
 import shlex
 import signal
@@ -13,7 +12,8 @@ from typing import Annotated, Any, NoReturn
 
 import typer
 
-from determinax._checks import reason, require_folder, whole_number
+from determinax._checks import cache_folder, reason, whole_number
+from determinax._checks import require_folder as require_folder
 from determinax._checks import require_writable as require_writable
 from determinax.progress import Report
 
@@ -101,17 +101,6 @@ def set_up_jax(report: Report | None) -> Any:
         # an entry that was cut short, or a full disk: it is compiled again, and that is all
         warnings.filterwarnings("ignore", message=".*persistent compilation cache")
     return jax
-
-
-def cache_folder() -> pathlib.Path | None:
-    """Where compiled code is kept; None where no folder can be had."""
-    try:
-        home = os.environ.get("XDG_CACHE_HOME") or pathlib.Path.home() / ".cache"
-        folder = pathlib.Path(home) / "determinax"
-        require_folder(folder)
-    except (ValueError, RuntimeError):  # read-only, or nobody's home
-        return None
-    return folder
 
 
 # -- other processes --

@@ -13,8 +13,9 @@ from typing import Annotated, Any
 import typer
 
 from determinax import _interrupts
+from determinax._checks import cache_folder
 from determinax._lines import Lines, as_line, sentence
-from determinax._workers import SetUp, Task, completed, given_or_own, prepare_process
+from determinax._workers import Task, completed, given_or_own, set_up_from_here
 from determinax.cli import common
 from determinax.cli import settings as options
 from determinax.cli.common import Count
@@ -150,10 +151,9 @@ def _estimate_all(
     num_workers: int | None,
     report: Report | None,
 ) -> None:
-    cache = common.cache_folder()
-    set_up = SetUp(1, True, None if cache is None else str(cache))
+    set_up = set_up_from_here(True, cache_folder())
     about = {"seed": settings.seed, "options": _chosen(settings)}
-    tasks = [Task(name, in_worker, (name, settings, set_up)) for name in todo]
+    tasks = [Task(name, in_worker, (name, settings), set_up) for name in todo]
     if report:
         report.start(total, "sweep")
         report.advance(total - len(todo), "starting the workers")
@@ -167,9 +167,8 @@ def _estimate_all(
                 report.advance(len(lines.done), task.name)
 
 
-def in_worker(name: str, settings: Settings, set_up: SetUp) -> Result:
+def in_worker(name: str, settings: Settings) -> Result:
     """The numbers of one matrix, or the sentence that says why there are none, and the seconds."""
-    prepare_process(set_up)
     began = time.perf_counter()
     try:
         found = estimated(pathlib.Path(name), settings).to_dict()
