@@ -56,6 +56,15 @@ FITS = {
     "fit_jacobian": lambda mesh: dx.fit_jacobian(
         _tanh, _points, proposal().flow, mesh=mesh, num_directions=2, **_fit()
     ),
+    # held-out points are looked at once
+    "fit_samples": lambda mesh: dx.fit_samples(
+        np.asarray(dx.sphere.uniform(jax.random.key(2), 3, 100).T),
+        dx.flows.projective_linear(3),
+        mesh=mesh,
+        weights=np.arange(100.0),
+        jitter=0.1,
+        **_fit() | {"steps": 101},
+    ),
 }
 
 

@@ -47,8 +47,9 @@ def test_every_method_of_the_registry_gives_the_same_bits_on_8_devices():
     assert [name for name, equal in found.items() if equal != [True] * 3] == []
 
 
-def test_fits_give_the_same_bits_on_one_and_on_two_devices():
-    assert lines("fits", ["fit, path"], [1, 2], num_devices=2) == [["fit, path", [True] * 3]]
+def test_fits_give_the_same_bits_on_1_2_and_4_devices():
+    names = ["fit, path", "fit_samples"]
+    assert lines("fits", names, [1, 2, 4], num_devices=4) == [[name, [True] * 4] for name in names]
 
 
 @pytest.mark.slow
@@ -204,3 +205,16 @@ def test_fits_that_cannot_be_split_say_so():
         dx.fit_linear(A, key=key, mesh=mesh)
     with pytest.raises(ValueError, match="batch_size is a multiple of 8, from 16 on, not 60"):
         dx.fit(A, proposal().flow, key=key, steps=1, batch_size=60, mesh=mesh)
+
+
+def test_a_mesh_of_one_fits_data_as_well_as_none():
+    points = np.random.default_rng(0).standard_normal((500, 3)) + np.asarray([0, 0, 2])
+    points /= np.linalg.norm(points, axis=1, keepdims=True)
+    options = {"key": jax.random.key(1), "steps": 200, "learning_rate": 0.03, "progress": False}
+    flow = dx.flows.cylinder(3, key=options["key"], num_flows=1, conditioning="autoregressive")
+    mesh = jax.make_mesh((1,), ("x",))
+    alone, apart = (dx.fit_samples(points, flow, mesh=m, **options) for m in (None, mesh))
+    assert abs(alone.log_likelihood - apart.log_likelihood) < 0.05
+    assert np.isfinite(apart.history["held_out"]).sum() == 2
+    with pytest.raises(ValueError, match="batch_size is a multiple of 8"):
+        dx.fit_samples(points, flow, mesh=mesh, batch_size=20, **options)

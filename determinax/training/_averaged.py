@@ -27,6 +27,13 @@ class AveragedRecord(NamedTuple):
     finite: Bool[Array, ""]
 
 
+class Slope(NamedTuple):
+    """What a batch says."""
+
+    loss: Float[Array, ""]
+    gradient: Any
+
+
 class AveragedState(NamedTuple):
     """What goes from step to step."""
 
@@ -90,10 +97,22 @@ class AbstractAveragedFitter(AbstractFitter):
         index: Int[Array, ""],
         due: bool | Bool[Array, ""],
     ) -> tuple[AveragedState, AveragedRecord]:
-        """See `AbstractFitter`: undone where the loss or its gradient is not finite."""
-        loss, gradient = jax.value_and_grad(lambda p: self.loss(self.model(p), key))(
-            state.parameters
-        )
+        """See `AbstractFitter`."""
+        return self.moved(state, self.slope(state, key), index, due)
+
+    def slope(self, state: AveragedState, key: PRNGKeyArray) -> Slope:
+        """The loss of a random batch, and its gradient."""
+        return Slope(*jax.value_and_grad(lambda p: self.loss(self.model(p), key))(state.parameters))
+
+    def moved(
+        self,
+        state: AveragedState,
+        slope: Slope,
+        index: Int[Array, ""],
+        due: bool | Bool[Array, ""],
+    ) -> tuple[AveragedState, AveragedRecord]:
+        """The next state; that of before where the loss or its gradient is not finite."""
+        loss, gradient = slope
         updates, optimiser = self.optimiser.update(gradient, state.optimiser, state.parameters)
         parameters = optax.apply_updates(state.parameters, updates)
         # a short memory at first, else the average would begin with the start

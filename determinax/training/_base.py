@@ -217,10 +217,9 @@ class AbstractBatchFitter(AbstractFitter):
         """Parts of one size, stacked, as the batch that they are together."""
 
     @abc.abstractmethod
-    def updated(self, state: Any, part: Any) -> tuple[Any, Any]:
-        """The next state, and what the step saw."""
+    def updated(self, state: Any, part: Any, index: Int[Array, ""]) -> tuple[Any, Any]:
+        """The next state, and what step number `index` saw."""
 
     def step(self, state: Any, key: PRNGKeyArray, index: Int[Array, ""]) -> tuple[Any, Any]:
         """See `AbstractFitter`: with a batch in one part."""
-        del index
-        return self.updated(state, self.part(state, key))
+        return self.updated(state, self.part(state, key), index)

@@ -7,12 +7,18 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-from jaxtyping import Array, Float, PRNGKeyArray
+from jaxtyping import Array, Float, Int, PRNGKeyArray
 
 from determinax.flows import AbstractSphereMap
 from determinax.operators import NO_PRODUCTS, Products
 from determinax.proposals import Proposal
-from determinax.training._averaged import AbstractAveragedFitter, AveragedState
+from determinax.training._averaged import (
+    AbstractAveragedFitter,
+    AveragedRecord,
+    AveragedState,
+    Slope,
+)
+from determinax.training._base import AbstractBatchFitter
 
 
 class Data(NamedTuple):
@@ -43,7 +49,7 @@ def _mean_and_error(proposal, points, context, shares):
     return mean, jnp.sqrt(jnp.sum((shares * (log_q - mean)) ** 2))
 
 
-class LikelihoodFitter(AbstractAveragedFitter):
+class LikelihoodFitter(AbstractAveragedFitter, AbstractBatchFitter):
     """Adam on minus the mean log-density of random batches of data."""
 
     data: Data
@@ -70,6 +76,20 @@ class LikelihoodFitter(AbstractAveragedFitter):
         context = None if data.context is None else data.context[:, chosen]
         log_q = Proposal(model).log_density_columns(moved, context)
         return -jnp.mean(data.shares[chosen] * log_q) / jnp.mean(data.shares)
+
+    def part(self, state: AveragedState, key: PRNGKeyArray) -> Slope:
+        """See `AbstractBatchFitter`."""
+        return self.slope(state, key)
+
+    def merged(self, parts: Slope) -> Slope:
+        """See `AbstractBatchFitter`: means, since shares are over their mean in all of the data."""
+        return jax.tree.map(lambda x: jnp.mean(x, axis=0), parts)
+
+    def updated(
+        self, state: AveragedState, part: Slope, index: Int[Array, ""]
+    ) -> tuple[AveragedState, AveragedRecord]:
+        """See `AbstractBatchFitter`."""
+        return self.moved(state, part, index, self.is_due(index))
 
     def score(self, model: AbstractSphereMap) -> tuple[Float[Array, ""], Float[Array, ""]]:
         """See `AbstractAveragedFitter`."""

@@ -46,8 +46,8 @@ class Split:
     def __init__(self, mesh: Mesh, fitter: AbstractFitter, key: PRNGKeyArray):
         if not isinstance(fitter, AbstractBatchFitter):
             raise ValueError(
-                f"{fitter.what} cannot be split over devices: leave mesh= out (fit, fit_density and "
-                "fit_jacobian take it)"
+                f"{fitter.what} cannot be split over devices: leave mesh= out (fit, fit_density, "
+                "fit_jacobian and fit_samples take it)"
             )
         require_whole(fitter)
         require_agreement(mesh, fitter, key)
@@ -69,7 +69,7 @@ class Split:
             }
             by_device = gathered(self._mesh, own)
             parts = jax.tree.map(lambda *stacks: _in_order(stacks), *by_device)
-            state, record = started_update(self._fitter, state, parts)
+            state, record = started_update(self._fitter, state, parts, np.asarray(index, np.int32))
             records.append(record)
         return stop, state, jax.tree.map(lambda *x: np.stack(x), *jax.device_get(records))
 
@@ -110,9 +110,11 @@ def parts(
     )[1]
 
 
-def update(fitter: AbstractBatchFitter, state: Any, parts: Any) -> tuple[Any, Any]:
+def update(
+    fitter: AbstractBatchFitter, state: Any, parts: Any, index: Int[ArrayLike, ""]
+) -> tuple[Any, Any]:
     """The next state, and what the step saw."""
-    return fitter.updated(state, fitter.merged(parts))
+    return fitter.updated(state, fitter.merged(parts), jnp.asarray(index))
 
 
 started_parts, started_update = unwaited(parts), unwaited(update)

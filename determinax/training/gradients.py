@@ -14,7 +14,7 @@ import lineax as lx
 import numpy as np
 import optax
 from jax.sharding import Mesh
-from jaxtyping import Array, Float, PRNGKeyArray
+from jaxtyping import Array, Float, Int, PRNGKeyArray
 
 from determinax import operators as ops
 from determinax._checks import counted, require_key, whole_number
@@ -221,8 +221,9 @@ class GradientFitter(AbstractBatchFitter):
         )
         return Part(jnp.mean(parts.value), parts.log_w.reshape(-1), gradient)
 
-    def updated(self, state: State, part: Part) -> tuple[State, Record]:
+    def updated(self, state: State, part: Part, index: Int[Array, ""]) -> tuple[State, Record]:
         """See `AbstractBatchFitter`: undone where the loss or its gradient is not finite."""
+        del index
         value, log_w, gradient = part
         updates, optimiser = self.optimiser.update(gradient, state.optimiser, state.parameters)
         proposed = State(optax.apply_updates(state.parameters, updates), optimiser)

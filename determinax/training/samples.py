@@ -8,10 +8,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+from jax.sharding import Mesh
 from jaxtyping import ArrayLike, Bool, Float, PRNGKeyArray
 
 from determinax import flows, sphere
 from determinax._checks import positive_number, real_numbers, require_key, whole_number
+from determinax._devices import line_of, spans_processes
 from determinax._interrupts import heeded
 from determinax._keys import stream
 from determinax.flows import AbstractSphereMap
@@ -21,6 +23,7 @@ from determinax.training._base import History
 from determinax.training._likelihood import Data, LikelihoodFitter
 from determinax.training._loop import run
 from determinax.training._optimisers import clipped
+from determinax.training._split import part_size
 
 # of `steps=None`: what the schedule spans, and from how many points on it is twice that
 HORIZON, _MANY = 6000, 8000
@@ -89,6 +92,7 @@ def fit_samples(
     jitter: float = 0.0,
     max_seconds: float | None = None,
     members: int = 1,
+    mesh: Mesh | None = None,
     **options: Any,
 ) -> SampleFit:
     r"""Fit a flow to data on the sphere, one unit vector a row, by maximum likelihood.
@@ -110,7 +114,7 @@ def fit_samples(
     - `max_seconds`: where to stop in any case.
     - `members`: how many flows to fit with different keys; their mixture is nearer to the truth than any
         of them, and takes as many times as long.
-    - `checkpoint`, `checkpoint_every`, `resume`, `progress`: see `determinax.training.train`.
+    - `mesh`, `checkpoint`, `checkpoint_every`, `resume`, `progress`: see `determinax.training.train`.
 
     What is kept is an average of the weights over the last steps, where it was best. A run that ends
     at the uniform law, where kernels find structure, begins anew.
@@ -129,7 +133,11 @@ def fit_samples(
     held_out = held_out_rows(validation, len(rows), key)
     if whole_number(members, "members") > 1:
         settings = {"context": context, "weights": weights, "steps": steps, "jitter": jitter}
-        settings |= {"batch_size": batch_size, "learning_rate": learning_rate} | options
+        settings |= {
+            "batch_size": batch_size,
+            "learning_rate": learning_rate,
+            "mesh": mesh,
+        } | options
         return _ensemble(rows, flow, key, held_out, int(members), max_seconds, settings)
     if steps is None and not held_out.any():
         raise ValueError("without held-out points nothing says when to stop: pass steps=")
@@ -140,7 +148,7 @@ def fit_samples(
     batch_size = whole_number(batch_size, "batch_size", least=2)
     num_steps = horizon(len(rows)) if steps is None else whole_number(steps, "steps")
     is_structured = _lazily(rows, held_out)
-    deadline = _deadline(max_seconds, options)
+    deadline = _deadline(max_seconds, options, mesh)
     optimiser = options.pop("optimiser", None)
     attempt = 0
     while True:
@@ -148,12 +156,12 @@ def fit_samples(
             data=data,
             start=flow,
             optimiser=clipped(optimiser, learning_rate, num_steps, attempt),
-            batch_size=batch_size,
+            batch_size=part_size(batch_size, mesh),
             patience=None if steps else max(1000, num_steps // 4),
             deadline=np.asarray(deadline),
         )
         own = key if attempt == 0 else stream(key, "again", attempt)
-        done = run(fitter, key=own, steps=num_steps, **options)
+        done = run(fitter, key=own, steps=num_steps, mesh=mesh, **options)
         fit = dataclasses.replace(
             _judged(done.proposal, done.history, data, held_out),
             num_skipped=done.num_skipped,
@@ -171,7 +179,7 @@ def _ensemble(rows, flow, key, held_out, num, max_seconds, settings) -> SampleFi
     """Fits with different keys and the same held-out points, in equal parts of the time."""
     if "checkpoint" in settings:
         raise ValueError("a checkpoint is of one run: leave it out, or fit the members one by one")
-    end = _deadline(max_seconds, settings)
+    end = _deadline(max_seconds, settings, settings["mesh"])
     fits = []
     for i in range(num):
         left = (end - time.perf_counter()) / (num - i)
@@ -324,9 +332,11 @@ def _data(rows, contexts, weights, held_out, jitter, dtype) -> Data:
     )
 
 
-def _deadline(max_seconds: float | None, options: dict[str, Any]) -> float:
+def _deadline(max_seconds: float | None, options: dict[str, Any], mesh: Mesh | None) -> float:
     if max_seconds is None:
         return np.inf
+    if mesh is not None and spans_processes(line_of(mesh)):
+        raise ValueError("processes have clocks of their own: pass steps= in place of max_seconds=")
     if options.get("checkpoint") is not None:
         raise ValueError("a run that the clock ends has no checkpoint to go on from: pass steps=")
     return time.perf_counter() + positive_number(max_seconds, "max_seconds", most=np.inf)
