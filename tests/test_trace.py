@@ -25,7 +25,11 @@ def test_the_estimate_is_the_same_with_and_without(name):
     bare = dx.log_abs_det(A, method, key=KEY)
     traced = dx.log_abs_det(A, method, key=KEY, trace=True)
     assert bare.trace is None
-    assert bare.to_dict() == traced.to_dict()  # every bit of it
+    bare, traced = bare.to_dict(), traced.to_dict()
+    # of float32 tails, whose sums XLA fuses otherwise where it has a single core
+    k, same = (np.asarray(e.pop("pareto_k"), float) for e in (bare, traced))
+    np.testing.assert_allclose(k, same, rtol=1e-6)
+    assert bare == traced  # every bit of it
 
 
 @pytest.mark.parametrize("name", ["independent", "frames", "Lanczos", "Deflated"])
