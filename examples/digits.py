@@ -91,5 +91,6 @@ def pictures(lines: Mapping[str, Any], path: pathlib.Path) -> None:
         for axis, digit in zip(line, digits, strict=True):
             axis.imshow(np.reshape(digit, (8, 8)), cmap="gray_r", vmin=0, vmax=16)
             axis.set(xticks=[], yticks=[])
+            axis.spines[:].set_visible(False)
         line[0].set_ylabel(name, rotation=0, ha="right", va="center", fontsize=8)
     figure.savefig(path, dpi=130)

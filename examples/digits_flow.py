@@ -140,7 +140,7 @@ def draw(rows: list[dict[str, Any]], folder: pathlib.Path) -> None:
         axes.plot(np.convolve(row["loss"], np.ones(100) / 100, "valid"), label=row["way"])
     axes.set(xlabel="training steps", ylabel="loss, nats of standardised logits")
     axes.legend()
-    figure.savefig(folder / "digits_curves.png")
+    figure.savefig(folder / "digits_loss.png")
     shown = {"digits": Logits().test[:12]} | {row["way"]: row["samples"] for row in rows}
     pictures(shown, folder / "digits_samples.png")
 

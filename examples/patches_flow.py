@@ -23,7 +23,7 @@ from sklearn.datasets import load_sample_images
 
 import determinax as dx
 
-BLOCKS, HIDDEN, RECONSTRUCTION, BATCH = 2, 24, 100.0, 64
+BLOCKS, HIDDEN, RECONSTRUCTION, BATCH = 2, 24, 300.0, 64
 WAYS = ("recipe", "free-form flow")
 
 

@@ -21,7 +21,7 @@ def test_digits_are_learned_from_one_product_each(tmp_path):
     (row,) = [json.loads(line) for line in (tmp_path / "digits.jsonl").open()]
     assert row["bits"] < 2.48
     assert 0 < row["gap"] < 1.5
-    assert (tmp_path / "digits_curves.png").stat().st_size > 5000
+    assert (tmp_path / "digits_loss.png").stat().st_size > 5000
 
 
 def test_a_convolution_is_tracked_while_it_learns(tmp_path):
