@@ -131,8 +131,8 @@ GROUPS: dict[str, list[Picture]] = {
         Picture(
             "results/digits_loss.png",
             "An invertible network, trained with few products",
-            "The loss along the training: log|det J| from 1 or 4 products a digit, and by the power series. "
-            "[Measured](results/digits.md).",
+            "The loss along the training: log|det J| from 1 or 4 products a digit, and by the power "
+            "series. [Measured](results/digits.md).",
             "python examples/digits_flow.py",
         ),
         Picture(

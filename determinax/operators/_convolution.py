@@ -11,7 +11,7 @@ import scipy.sparse
 from jaxtyping import Array, Inexact
 
 from determinax.operators._callable import TransposedLinearOperator
-from determinax.operators._door import inexact, require_finite
+from determinax.operators._door import inexact
 from determinax.operators._probing import (
     Outline,
     banded_outline,
@@ -126,7 +126,6 @@ def convolution(
             f"a kernel of shape {kernel.shape} does not fit an image of shape {shape}: give the "
             f"window alone ({len(shape)} axes) or (out, in, *window) ({len(shape) + 2} axes)"
         )
-    require_finite(kernel, "convolution kernel")
     if padding == "circular" and any(k > s for k, s in zip(kernel.shape[2:], shape, strict=True)):
         raise OperatorError(
             f"a circular window of {kernel.shape[2:]} is larger than the image {shape}"

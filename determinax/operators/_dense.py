@@ -7,7 +7,7 @@ import lineax as lx
 import numpy as np
 from jax.core import Tracer
 
-from determinax.operators._door import Entered, enter, inexact, narrowing_note, require_finite
+from determinax.operators._door import Entered, enter, inexact, narrowing_note
 from determinax.operators._traits import OperatorError
 
 
@@ -27,6 +27,5 @@ def enter_array(array: Any, example: Any = None) -> Entered:
             f"operator has shape {matrix.shape}: a matrix has two axes "
             "(for a batch of matrices use jax.vmap)"
         )
-    require_finite(matrix, "operator")
     notes = narrowing_note(getattr(array, "dtype", matrix.dtype), matrix.dtype)
     return Entered(lx.MatrixLinearOperator(matrix), notes=notes)

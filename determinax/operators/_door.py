@@ -142,9 +142,11 @@ def _all_finite(array: Any) -> Any:
 
 
 def inexact(array: Any, name: str) -> Any:
-    """A JAX array of a floating-point dtype that JAX is set up for, without losing its scale."""
+    """A JAX array of a floating-point dtype that JAX is set up for, finite and without losing its scale."""
     if isinstance(array, jax.Array):
-        return array.astype(inexact_dtype(array.dtype, name))
+        array = array.astype(inexact_dtype(array.dtype, name))
+        require_finite(array, name)
+        return array
     masked = np.ma.is_masked(array)
     try:
         array = np.asarray(array)
@@ -154,9 +156,9 @@ def inexact(array: Any, name: str) -> Any:
         raise OperatorError(f"{name} has masked entries: fill them first, as array.filled(0)")
     dtype = inexact_dtype(array.dtype, name)
     require_representable(array, dtype, name)
-    array = array.astype(dtype)
+    array = array.astype(dtype, copy=False)
     require_finite(array, name)
-    return jnp.asarray(array)
+    return jnp.array(array)  # a copy: its owner may write over it
 
 
 def inexact_dtype(dtype: Any, name: str) -> np.dtype:
@@ -174,7 +176,8 @@ def inexact_dtype(dtype: Any, name: str) -> np.dtype:
 def require_representable(array: np.ndarray, dtype: np.dtype, name: str) -> None:
     """Refuse entries that over- or underflow in the dtype that JAX is set up for."""
     if array.size and np.issubdtype(array.dtype, np.inexact):
-        largest = np.max(np.abs(array))
+        is_real = np.isrealobj(array)  # then without another array of that size
+        largest = max(np.max(array), -np.min(array)) if is_real else np.max(np.abs(array))
         limits = jnp.finfo(dtype)
         if np.isfinite(largest) and not (
             largest == 0 or float(limits.tiny) <= largest <= float(limits.max)
