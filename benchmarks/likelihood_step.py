@@ -109,17 +109,18 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="What a training step takes.")
     parser.add_argument("--patches", type=int, nargs="*", default=[], metavar="SIDE")
     parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--steps", type=int, default=STEPS, help="of a turn")
     parser.add_argument("--out", type=pathlib.Path, default="docs/results/likelihood_step.jsonl")
     arguments = parser.parse_args()
     for group, make in groups(arguments.patches).items():
         ways = make()
         for run in ways.values():
-            run(STEPS)
+            run(arguments.steps)
         seconds: dict[str, list[float]] = {name: [] for name in ways}
         began = time.perf_counter()
         for _ in range(arguments.rounds):
             for name, run in ways.items():
-                seconds[name].append(run(STEPS))
+                seconds[name].append(run(arguments.steps))
         last = np.array(list(seconds.values())[-1])
         for name, taken in seconds.items():
             row = {
