@@ -214,7 +214,9 @@ def test_a_mesh_of_one_fits_data_as_well_as_none():
     flow = dx.flows.cylinder(3, key=options["key"], num_flows=1, conditioning="autoregressive")
     mesh = jax.make_mesh((1,), ("x",))
     alone, apart = (dx.fit_samples(points, flow, mesh=m, **options) for m in (None, mesh))
-    assert abs(alone.log_likelihood - apart.log_likelihood) < 0.05
+    # other draws, so other fits; and 50 held-out points know their likelihood to 0.15 nats only
+    assert alone.train_log_likelihood == pytest.approx(apart.train_log_likelihood, abs=0.03)
+    assert apart.train_log_likelihood > 1.1
     assert np.isfinite(apart.history["held_out"]).sum() == 2
     with pytest.raises(ValueError, match="batch_size is a multiple of 8"):
         dx.fit_samples(points, flow, mesh=mesh, batch_size=20, **options)
