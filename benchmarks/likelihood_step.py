@@ -64,18 +64,16 @@ def contractive() -> dict[str, Fit]:
     def four_terms(blocks, _, x, key):
         return rivals.series(blocks, x, key, 4)
 
-    ways = {name: digits_flow.WAYS[name][0] for name in ("VDE, 1 product", "VDE, 4 products")}
-    series = {
-        "power series, 4 products in the mean": rivals.power_series,
-        "power series, 4 products": four_terms,
-    }
-    batch, alone = digits_flow.BATCH, (models[0], None)
-    return {
-        name: fit_of(digits_flow.Loss(way), models, data.sample, batch, optimiser)
-        for name, way in ways.items()
+    alone = models[0], None
+    ways = {
+        name: (digits_flow.WAYS[name][0], models) for name in ("VDE, 1 product", "VDE, 4 products")
     } | {
-        name: fit_of(digits_flow.Loss(way), alone, data.sample, batch, optimiser)
-        for name, way in series.items()
+        "power series, 4 products in the mean": (rivals.power_series, alone),
+        "power series, 4 products": (four_terms, alone),
+    }
+    return {
+        name: fit_of(digits_flow.Loss(way), own, data.sample, digits_flow.BATCH, optimiser)
+        for name, (way, own) in ways.items()
     }
 
 

@@ -59,7 +59,7 @@ class Found(NamedTuple):
     cost: str
 
 
-# what is told, before it starts, what a factorisation takes
+# what is told, before it starts, what something takes
 Tell = Callable[[str], Any]
 
 
@@ -130,7 +130,9 @@ class Revealed(NamedTuple):
         return Found(*_by_frequencies(self.circulant), "by the FFT", "")
 
 
-def reveal(operator: lx.AbstractLinearOperator, pattern: Any = None) -> Revealed:
+def reveal(
+    operator: lx.AbstractLinearOperator, pattern: Any = None, tell: Tell | None = None
+) -> Revealed:
     """Probe the pattern: a SciPy sparse array, `(below, above)`, or None: known."""
     if ops.is_compiling() or any(isinstance(x, Tracer) for x in jax.tree.leaves(operator)):
         raise ValueError("probing looks at values: call it outside of jit, vmap and grad")
@@ -140,6 +142,8 @@ def reveal(operator: lx.AbstractLinearOperator, pattern: Any = None) -> Revealed
     if m != n:
         raise OperatorError(f"operator is {m}x{n}: probing factorises square operators only")
     need = probing(operator, pattern)
+    if tell:
+        tell(f"probing {need.entries:,} entries of a pattern, {need}")
     _checks.require_memory(
         need.bytes,
         f"Probed() needs {need.entries:,} entries of a pattern and {need.num_products:,} products",

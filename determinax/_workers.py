@@ -67,10 +67,8 @@ class _Call:
         self._task = task
 
     def __call__(self) -> Any:
-        run, args, set_up = self._task.run, self._task.args, self._task.set_up
-        if set_up is not None:
-            prepare_process(set_up)
-        return run(*args)
+        prepare_process(self._task.set_up)
+        return self._task.run(*self._task.args)
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _Sealed, (self._task.set_up, _pickled((self._task.run, self._task.args)))
@@ -83,24 +81,21 @@ class _Sealed:
         self._set_up, self._content = set_up, content
 
     def __call__(self) -> Any:
-        if self._set_up is not None:
-            prepare_process(self._set_up)
+        prepare_process(self._set_up)
         run, args = pickle.loads(self._content)
         return run(*args)
 
 
 def _pickled(content: Any) -> bytes:
     """As Dask does it: what cannot be named elsewhere goes as it is, where cloudpickle is installed."""
+    has_other = importlib.util.find_spec("cloudpickle") is not None
     try:
         plain = pickle.dumps(content, protocol=5)
-        if b"__main__" not in plain:
+        if b"__main__" not in plain or not has_other:
             return plain
     except (pickle.PicklingError, AttributeError, TypeError):
-        if importlib.util.find_spec("cloudpickle") is None:
+        if not has_other:
             raise
-    else:
-        if importlib.util.find_spec("cloudpickle") is None:
-            return plain
     import cloudpickle  # pyright: ignore[reportMissingImports]
 
     return cloudpickle.dumps(content, protocol=5)
@@ -175,9 +170,9 @@ def _begin(set_up: SetUp) -> None:
 
 
 @functools.cache  # once in a process
-def prepare_process(set_up: SetUp) -> None:
+def prepare_process(set_up: SetUp | None) -> None:
     """Threads, memory and JAX as a worker should have them, in a process of ours or of a cluster."""
-    if set_up.owner == _here():
+    if set_up is None or set_up.owner == _here():
         return
     if set_up.num_threads is not None and "jax" not in sys.modules:
         for name in ("NPROC", "OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
@@ -216,9 +211,8 @@ def completed(tasks: Iterable[Task], executor: cf.Executor) -> Iterator[tuple[Ta
     most = 2 * executor.num if isinstance(executor, Workers) else _OUTSTANDING
     coming, again = iter(tasks), deque[tuple[Task, int]]()
     under_way: dict[cf.Future, tuple[Task, int]] = {}
-    done = queue.SimpleQueue[
-        cf.Future
-    ]()  # `cf.wait` looks at all that are under way for each of them
+    # `cf.wait` would look at all that are under way for each of them
+    done: queue.SimpleQueue[cf.Future] = queue.SimpleQueue()
     while True:
         while len(under_way) < most and (following := _next(coming, again)) is not None:
             future = _submitted(executor, *following)

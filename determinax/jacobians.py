@@ -1,6 +1,7 @@
 """log|det J(x)| of a function's Jacobian, from Jacobian-vector products."""
 
 from collections.abc import Callable
+from typing import Any
 
 import equinox as eqx
 import jax
@@ -77,6 +78,15 @@ def require_points(x: Float[Array, " n"] | Float[Array, "batch n"]) -> Float[Arr
             f"shape {x.shape}"
         )
     return x
+
+
+def require_proposal(proposal: Any) -> None:
+    """Refuse what is no proposal by a flow."""
+    if not isinstance(proposal, Proposal):
+        raise TypeError(
+            "proposal is a Proposal, such as Proposal(flows.conditional_linear(n, key=key)), not a "
+            f"{type(proposal).__name__}"
+        )
 
 
 def require_context(proposal: Proposal, n: int) -> None:

@@ -4,6 +4,7 @@ Three gradients come from the same m products: that of the model with the propos
 the proposal with the model held, and both at once.
 """
 
+import dataclasses
 from collections.abc import Callable, Sequence
 from typing import Any, Literal
 
@@ -22,7 +23,7 @@ from determinax._linalg import held, log_norm
 from determinax._objective import drawn, known_product, objective
 from determinax._states import log_mean_exp
 from determinax.blocks import in_segments, stacked, through_known
-from determinax.jacobians import require_context, require_points
+from determinax.jacobians import require_context, require_points, require_proposal
 from determinax.operators import OperatorError, columns, traits
 from determinax.proposals import BlockProposals, Proposal, cast
 
@@ -150,7 +151,7 @@ def surrogate(
             return jnp.sum(matrix**2) - s.corrected + s.loss - jax.lax.stop_gradient(s.loss)
         ```
     """
-    _require_proposal(proposal)
+    require_proposal(proposal)
     num_samples = whole_number(num_samples, "num_samples")
     key = require_key(key, "surrogate")
     entered = ops.admit(operator, check_linear=False).operator
@@ -221,7 +222,7 @@ def jacobian_surrogate(
         raise TypeError(
             "a sequence of blocks needs a proposal for each of them: see block_proposals"
         )
-    _require_proposal(proposal)
+    require_proposal(proposal)
     num_samples = whole_number(num_samples, "num_samples")
     key = require_key(key, "jacobian_surrogate")
     require_square(f, x)
@@ -277,8 +278,9 @@ def _along_blocks(
         if together is not None:
             inputs, rest = eqx.partition((together, proposals.stacked, keys), eqx.is_array)
             body = lambda x, a: step(x, eqx.combine(a, rest))  # noqa: E731
-            # unrolled: a fifth faster on a CPU
-            x, (parts, known) = jax.lax.scan(body, x, inputs, unroll=len(segments))
+            x, (parts, known) = jax.lax.scan(
+                body, x, inputs, unroll=len(segments)
+            )  # a fifth faster
         else:
             found = []
             for i, segment in enumerate(segments):
@@ -296,14 +298,14 @@ def _along_blocks(
 def _summed(parts: Surrogate, known: Array, axis: int) -> Surrogate:
     """Of a composition, from its blocks along an axis, and the log-determinants that are known."""
     total = jax.tree.map(lambda a: jnp.sum(a, axis=axis), parts)
-    spread = jnp.linalg.norm(parts.spread, axis=axis)
-    return eqx.tree_at(
-        lambda s: (s.log_abs_det, s.bound, s.corrected, s.loss, s.spread, s.code),
+    return dataclasses.replace(
         total,
-        (
-            *(a + known for a in (total.log_abs_det, total.bound, total.corrected)),
-            *(total.loss + held(known), spread, jnp.max(parts.code, axis=axis)),
-        ),
+        log_abs_det=total.log_abs_det + known,
+        bound=total.bound + known,
+        corrected=total.corrected + known,
+        loss=total.loss + held(known),
+        spread=jnp.linalg.norm(parts.spread, axis=axis),
+        code=jnp.max(parts.code, axis=axis),
     )
 
 
@@ -381,14 +383,6 @@ def _has_inverse(proposal: Proposal) -> bool:
     """Whether the density can be evaluated at given points: not with half a preconditioner."""
     is_half = lambda x: isinstance(x, flows.Preconditioner) and x.inverse is None  # noqa: E731
     return not any(map(is_half, jax.tree.leaves(proposal, is_leaf=is_half)))
-
-
-def _require_proposal(proposal: Any) -> None:
-    if not isinstance(proposal, Proposal):
-        raise TypeError(
-            "proposal is a Proposal, such as Proposal(flows.conditional_linear(n, key=key)), not a "
-            f"{type(proposal).__name__}"
-        )
 
 
 def require_given(proposal: Proposal, context: Any) -> None:

@@ -11,7 +11,7 @@ from jaxtyping import Array, Float, PRNGKeyArray
 from determinax._checks import positive_number, require_key, whole_number
 from determinax._keys import stream
 from determinax._linalg import held
-from determinax.jacobians import require_context, require_points
+from determinax.jacobians import require_context, require_points, require_proposal
 from determinax.proposals import Proposal
 from determinax.surrogates import Surrogate, jacobian_surrogate, linearised, require_square
 
@@ -146,11 +146,7 @@ def require_pair(
             )
     require_square(f, x, "f")
     require_square(g, x, "g")
-    if not isinstance(proposal, Proposal):
-        raise TypeError(
-            "proposal is a Proposal, such as Proposal(flows.conditional_linear(n, key=key)), not a "
-            f"{type(proposal).__name__}"
-        )
+    require_proposal(proposal)
     require_context(proposal, x.shape[-1])
     shape = jnp.shape(jax.eval_shape(prior, jax.ShapeDtypeStruct(x.shape[-1:], x.dtype)))
     if shape != ():

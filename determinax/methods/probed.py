@@ -18,7 +18,6 @@ from determinax._revealed import (
     Revealed,
     inverse,
     pattern_defect,
-    probing,
     require_band,
     reveal,
 )
@@ -105,10 +104,7 @@ class Probed(AbstractSelector):
     ) -> Selection | Estimate | TooLong:
         """As `select`; `TooLong` where all would take more than the seconds, or too much memory."""
         began = time.perf_counter()
-        if report:
-            need = probing(operator, self.pattern)
-            report.working(f"probing {need.entries:,} entries of a pattern, {need}")
-        found = reveal(operator, self.pattern)
+        found = reveal(operator, self.pattern, report.working if report else None)
         t, own = traits(operator), Products(found.num_products + CHECKS)
         defect = pattern_defect(operator, found.matrix, stream(key, "pattern"))
         names = counted(found.num_products, "product")

@@ -92,7 +92,7 @@ class Fit:
 
     def __repr__(self) -> str:
         steps = len(self.history["loss"])
-        skipped = f", {self.num_skipped} steps undone" if self.num_skipped else ""
+        skipped = f", {counted(self.num_skipped, 'step')} undone" if self.num_skipped else ""
         products = f", {counted(self.num_matvecs, 'product')}" if self.num_matvecs else ""
         said = summary(self.history, -max(1, steps // 20), to_data=self.to_data)
         return f"Fit({counted(steps, 'step')} in {self.seconds:.1f} s{products}, {said}{skipped})"

@@ -12,7 +12,7 @@ import numpy as np
 import optax
 from jaxtyping import Array, Float, PRNGKeyArray
 
-from determinax._checks import positive_number, require_key, whole_number
+from determinax._checks import counted, positive_number, require_key, whole_number
 from determinax._interrupts import heeded
 from determinax._keys import stream
 from determinax.flows import trainable
@@ -52,8 +52,8 @@ class ModelFit:
         last = float(np.mean(self.history["loss"][-max(1, steps // 20) :]))
         seen = self.history["held_out"][np.isfinite(self.history["held_out"])]
         held = f", held out {seen.max():.4f} at best" if seen.size else ""
-        skipped = f", {self.num_skipped} steps undone" if self.num_skipped else ""
-        return f"ModelFit({steps:,} steps in {self.seconds:.1f} s, loss {last:.4f}{held}{skipped})"
+        skipped = f", {counted(self.num_skipped, 'step')} undone" if self.num_skipped else ""
+        return f"ModelFit({counted(steps, 'step')} in {self.seconds:.1f} s, loss {last:.4f}{held}{skipped})"
 
 
 @heeded()

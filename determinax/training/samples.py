@@ -12,7 +12,7 @@ from jax.sharding import Mesh
 from jaxtyping import ArrayLike, Bool, Float, PRNGKeyArray
 
 from determinax import flows, sphere
-from determinax._checks import positive_number, real_numbers, require_key, whole_number
+from determinax._checks import counted, positive_number, real_numbers, require_key, whole_number
 from determinax._devices import line_of, spans_processes
 from determinax._interrupts import heeded
 from determinax._keys import stream
@@ -65,7 +65,7 @@ class SampleFit:
 
     def __repr__(self) -> str:
         num = sum(len(fit.history["loss"]) for fit in self.members or (self,))
-        steps = f"{num:,} steps in {self.seconds:.1f} s"
+        steps = f"{counted(num, 'step')} in {self.seconds:.1f} s"
         steps = f"{len(self.members)} flows, {steps}" if self.members else steps
         where = f"{int(self.held_out.sum()):,} held-out" if self.held_out.any() else "training"
         text = (
@@ -73,7 +73,7 @@ class SampleFit:
             f"{self.standard_error:.4f} nats over the uniform law, of its own "
             f"{self.train_log_likelihood:.4f}"
         )
-        text += f", {self.num_skipped} steps undone" if self.num_skipped else ""
+        text += f", {counted(self.num_skipped, 'step')} undone" if self.num_skipped else ""
         return text + (f", begun anew {self.restarts} times)" if self.restarts else ")")
 
 
